@@ -1,0 +1,135 @@
+"""The port to what runs jobs. The core and the shell know executors only by this.
+
+Facts come as the core's values; errors are those of `poseidon.errors`. An executor never decides about runners.
+"""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from poseidon.core.command import Command
+from poseidon.core.model import Allocation, Environment, JobId, Listing, Value
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What one message of the stream told, up to *position* (opaque; where to resume, inclusive). Empty: a heartbeat."""
+
+    position: int
+    values: tuple[Value, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LookedUp:
+    """All that the executor knows of one job, its own record of use included. An unknown job has an empty listing."""
+
+    listing: Listing
+    used: bool = False
+    timeout: int | None = None
+    """Inactivity timeout in seconds from the executor's record; None: not told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ability:
+    """One promise (memory, processes, cpu, users, network, …) and whether it holds here, as health and doctor tell."""
+
+    name: str
+    holds: bool
+    how: str
+    """By which means it holds, or why not."""
+
+
+class Stream(StrEnum):
+    """Where a chunk of output came from."""
+
+    STDOUT = "stdout"
+    STDERR = "stderr"
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """How a command's main process ended: 0–255, 128+n for signal n."""
+
+    code: int
+    out_of_memory: bool = False
+
+
+class Process(Protocol):
+    """A running command. Leaving its context closes the connection; make sure that it is dead before."""
+
+    async def send(self, data: bytes) -> None:
+        """Write to stdin, waiting while it is full. What comes after the end or `close_stdin` is dropped."""
+
+    async def close_stdin(self) -> None:
+        """End of file for the program (with a tty: its own end-of-file character)."""
+
+    async def resize(self, rows: int, columns: int) -> None:
+        """Set the terminal's size; without a tty nothing happens."""
+
+    async def signal(self, number: int) -> None:
+        """Send a signal to the command's foreground processes; nothing happens once it has ended."""
+
+    async def receive(self) -> tuple[Stream, bytes] | None:
+        """The next chunk (never empty, ≤ 64 KiB), or None when both streams have ended. Raises ConnectionLost."""
+
+    async def wait(self) -> Exit:
+        """Wait for the main process. Cancellable and repeatable. Raises ConnectionLost, AllocationGone."""
+
+    async def kill(self) -> bool:
+        """Kill the command with all that descends from it, sessions that left it included.
+
+        True if it is certain that nothing of it is left; else the runner has to go. Bounded in time (≤ 5 s).
+        """
+
+
+class Executor(Protocol):
+    """What runs jobs. Opening one never waits for it; all calls are safe to repeat."""
+
+    @property
+    def name(self) -> str:
+        """As in `Environment.executor`."""
+
+    @property
+    def settle(self) -> float:
+        """Seconds that a doubt must last before a look-up may confirm it (0: it knows at once)."""
+
+    @property
+    def list_interval(self) -> float:
+        """Seconds between full listings while the stream is healthy."""
+
+    @property
+    def start_timeout(self) -> float:
+        """Seconds that a job may be without a running life before it is given up."""
+
+    def check(self, environment: Environment) -> None:
+        """Raise Unsupported if this executor can't run it; a fast check, of limits and abilities only."""
+
+    def abilities(self) -> Sequence[Ability]:
+        """Which promises hold here."""
+
+    async def start(self, job: JobId, environment: Environment) -> int:
+        """Ask for *job*; the answer is the index as of which it exists. Raises ExecutorUnreachable, PlacementFailed."""
+
+    async def stop(self, job: JobId) -> int:
+        """Remove *job* (known or not) with all it runs; the answer is the index as of which it is to be gone."""
+
+    async def snapshot(self) -> Listing:
+        """Everything."""
+
+    async def look_up(self, job: JobId) -> LookedUp:
+        """Everything about one job."""
+
+    def follow(self, position: int | None) -> AbstractAsyncContextManager[AsyncIterator[Batch]]:
+        """Subscribe: once entered, nothing that happens is missed but by a break, which raises ExecutorUnreachable."""
+
+    def execute(self, allocation: Allocation, command: Command) -> AbstractAsyncContextManager[Process]:
+        """Run *command* in a running allocation. Raises AllocationGone, ExecutorUnreachable, Unsupported."""
+
+
+class KeepsRecords(Protocol):
+    """An executor that keeps records of its own (Nomad: templates, and a job's used mark)."""
+
+    async def mark(self, job: JobId, *, used: bool, timeout: int) -> None:
+        """Write the job's used mark. Raises ExecutorUnreachable."""
