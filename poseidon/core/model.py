@@ -79,7 +79,6 @@ class Reason(StrEnum):
     LOST = "lost"
     DISCONNECTED = "disconnected"
     OUT_OF_MEMORY = "out_of_memory"
-    JOB_GONE = "job_gone"
     RELEASED = "released"  # DELETE /runners/{id}
     INACTIVE = "inactive"  # the inactivity timeout
     UNSTOPPABLE = "unstoppable"  # a command survived its time limit
@@ -139,9 +138,9 @@ class Allocation:
     migrate: bool = False
     oom_killed: bool = False
     """The newest termination of the task was an out-of-memory kill."""
-    follow_up: str | None | Untold = UNTOLD
-    previous: AllocationId | None | Untold = UNTOLD
-    next: AllocationId | None | Untold = UNTOLD
+    follow_up: str | Untold | None = UNTOLD
+    previous: AllocationId | Untold | None = UNTOLD
+    next: AllocationId | Untold | None = UNTOLD
     ports: tuple[Port, ...] = ()
 
 
@@ -274,7 +273,13 @@ class Changes:
 
     def __bool__(self) -> bool:
         return bool(
-            self.jobs or self.ended or self.allocations or self.absent or self.runners or self.transitions or self.position
+            self.jobs
+            or self.ended
+            or self.allocations
+            or self.absent
+            or self.runners
+            or self.transitions
+            or self.position
         )
 
 

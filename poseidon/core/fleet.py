@@ -1,0 +1,668 @@
+"""The state of all jobs, allocations and runners of one executor: events in, decisions out.
+
+Pure: values are kept as they come (the newest of each object wins), everything else is derived from them after each
+event, so that order, repeats and gaps don't matter. It must not perform anything, and cannot fail.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import assert_never
+
+from poseidon.core import rules
+from poseidon.core.events import (
+    Asked,
+    Claim,
+    Decision,
+    EndExecutions,
+    Event,
+    Listed,
+    LookedUp,
+    LookUp,
+    Mark,
+    Marked,
+    Overdue,
+    PoolChanged,
+    Start,
+    Started,
+    Stop,
+    StopJob,
+    Stopped,
+)
+from poseidon.core.journal import Journal
+from poseidon.core.model import (
+    Allocation,
+    AllocationId,
+    Changes,
+    EnvironmentId,
+    Intent,
+    Job,
+    JobGone,
+    JobId,
+    JobSeen,
+    JobState,
+    JobStatus,
+    Listing,
+    Phase,
+    Position,
+    Reason,
+    Records,
+    Runner,
+    RunnerId,
+    environment_of,
+)
+
+
+@dataclass(slots=True)
+class _Entry:
+    """One job with all that belongs to it."""
+
+    job: Job
+    allocations: dict[AllocationId, Allocation] = field(default_factory=dict)
+    runner: Runner | None = None
+    spent: set[AllocationId] = field(default_factory=set)
+    """Allocations in which a runner was used: none of their later lives is handed out."""
+    floor: int = 0
+    """Allocations index of the newest look-up: older news of unknown allocations is ignored."""
+    look_up_asked: bool = False
+    """An unadopted job is looked up once; the shell repeats what fails."""
+    mark_asked: bool | None = None
+    """The mark last decided, so that the same input decides nothing twice."""
+
+
+class Fleet:
+    """What we know of one executor's jobs, and what follows from it.
+
+    *settle*: seconds that a doubt must last before a look-up may confirm it. *mint* makes ids never made before.
+    """
+
+    def __init__(
+        self, *, settle: float, mint: Callable[[EnvironmentId], RunnerId], records: Records | None = None
+    ) -> None:
+        self._settle = settle
+        self._mint = mint
+        self._entries: dict[JobId, _Entry] = {}
+        self._by_environment: dict[EnvironmentId, dict[JobId, _Entry]] = {}
+        self._idle: dict[EnvironmentId, dict[RunnerId, JobId]] = {}
+        self._live: dict[RunnerId, JobId] = {}
+        self._generations: dict[EnvironmentId, int] = {}
+        self._journal = Journal()
+        self._position = Position()
+        self._highest_job = 0
+        self._highest_allocation = 0
+        self._went_back = 0
+        if records is not None:
+            self._restore(records)
+
+    # What happens
+
+    def handle(self, event: Event, now: float) -> list[Decision]:
+        """Take in *event* and return what is to be done about it. *now*: seconds since the epoch, never decreasing."""
+        match event:
+            case Allocation():
+                touched = self._see_allocation(event, now)
+            case JobSeen():
+                touched = self._see_job(event, now)
+            case JobGone():
+                touched = self._see_gone(event)
+            case Listed():
+                return self._listed(event, now)
+            case LookedUp():
+                return self._looked_up(event, now)
+            case Start():
+                touched = self._start(event, now)
+            case Started():
+                touched = self._started(event)
+            case Stop():
+                return self._stop(self._entries.get(event.job), event.reason, now)
+            case Stopped():
+                return self._stopped(event)
+            case Claim():
+                return self._claim(event, now)
+            case Marked():
+                touched = self._marked(event)
+            case Overdue():
+                return self._overdue(event, now)
+            case _:
+                assert_never(event)
+        return self._derive(touched, now) if touched else []
+
+    def know(self, environment: EnvironmentId, generation: int) -> None:
+        """From now on *environment* is known: strangers' jobs of it will be adopted, as of *generation*."""
+        self._generations[environment] = generation
+
+    def forget(self, environment: EnvironmentId) -> None:
+        """*environment* is no longer known: new jobs of it are left alone."""
+        self._generations.pop(environment, None)
+
+    def ask(self, now: float) -> Asked:
+        """To be called before a listing or look-up is asked for, and handed in with its result."""
+        return Asked(now, self._highest_job, self._highest_allocation)
+
+    def advance(self, stream: int) -> None:
+        """The stream has been applied up to *stream*."""
+        if stream != self._position.stream:
+            self._position = replace(self._position, stream=stream)
+            self._journal.position = self._position
+
+    def resume(self, now: float) -> list[Decision]:
+        """What is left to do after a restart: answers, look-ups and marks that were under way."""
+        decisions: list[Decision] = []
+        for entry in list(self._entries.values()):
+            if entry.job.stop is not None and entry.job.stop.answered is None:
+                decisions.append(StopJob(entry.job.id))
+            elif entry.job.stop is None and entry.job.doubtful_since is not None:
+                decisions.append(LookUp(entry.job.id, now))
+            decisions += self._derive(entry, now)
+        return decisions
+
+    # What is known
+
+    def idle(self, environment: EnvironmentId, oldest_generation: int = 0) -> Runner | None:
+        """The idle runner that has waited longest, of *oldest_generation* or newer."""
+        for runner_id, job_id in self._idle.get(environment, {}).items():
+            entry = self._entries[job_id]
+            if entry.job.generation >= oldest_generation:
+                assert entry.runner is not None
+                assert entry.runner.id == runner_id
+                return entry.runner
+        return None
+
+    def runner(self, runner: RunnerId) -> Runner | None:
+        """The living runner with this id, idle or used."""
+        job = self._live.get(runner)
+        return None if job is None else self._entries[job].runner
+
+    def runners(self) -> Iterator[Runner]:
+        """All living runners."""
+        for job in self._live.values():
+            runner = self._entries[job].runner
+            assert runner is not None
+            yield runner
+
+    def job(self, job: JobId) -> Job | None:
+        """What is known of a job."""
+        entry = self._entries.get(job)
+        return None if entry is None else entry.job
+
+    def jobs(self, environment: EnvironmentId) -> Iterator[tuple[Job, JobState, Runner | None]]:
+        """All jobs of *environment* that aren't over, with their states and living runners."""
+        for entry in self._by_environment.get(environment, {}).values():
+            yield entry.job, self._state(entry), entry.runner
+
+    def environments(self) -> set[EnvironmentId]:
+        """The environments that have jobs, known or not."""
+        return {environment for environment, entries in self._by_environment.items() if entries}
+
+    def allocation(self, runner: Runner) -> Allocation | None:
+        """The allocation that *runner* lives in, while it lives."""
+        entry = self._entries.get(runner.job)
+        return None if entry is None else entry.allocations.get(runner.allocation)
+
+    def unanswered_starts(self) -> list[JobId]:
+        """Jobs whose start was recorded but not answered; none of them is to be stopped."""
+        return [
+            entry.job.id for entry in self._entries.values() if entry.job.stop is None and rules.awaits_start(entry.job)
+        ]
+
+    def needs_look_up(self, job: JobId) -> bool:
+        """Whether a look-up decided earlier is still wanted."""
+        entry = self._entries.get(job)
+        return (
+            entry is not None
+            and entry.job.stop is None
+            and (not entry.job.adopted or entry.job.doubtful_since is not None)
+        )
+
+    def wanted_mark(self, job: JobId) -> bool | None:
+        """What the executor's record of use should say; None: leave it alone."""
+        entry = self._entries.get(job)
+        if entry is None or entry.runner is None or entry.job.stop is not None:
+            return None
+        return entry.runner.phase is Phase.USED
+
+    def overdue(self, now: float, limit: float) -> list[JobId]:
+        """Jobs that have been without a running life for more than *limit* seconds, whatever happened meanwhile."""
+        return [
+            entry.job.id
+            for entry in self._entries.values()
+            if entry.job.stop is None
+            and entry.job.adopted
+            and entry.job.lifeless_since is not None
+            and now - entry.job.lifeless_since > limit
+        ]
+
+    def unproven_stops(self) -> int:
+        """Stops that are answered but not yet proven by a listing."""
+        return sum(1 for entry in self._entries.values() if entry.job.stop is not None)
+
+    def take_changes(self) -> Changes:
+        """What has changed since the last call, to be saved in one transaction."""
+        return self._journal.take()
+
+    @property
+    def position(self) -> Position:
+        """How far the executor has been followed."""
+        return self._position
+
+    # Values: the newest of each object wins (rule 1)
+
+    def _see_allocation(self, new: Allocation, now: float, as_of: int | None = None) -> _Entry | None:
+        """Take in *new*, from the stream or from a listing *as_of* an index."""
+        if new.slot != 0:
+            return None
+        entry = self._entries.get(new.job)
+        if entry is None:
+            if _is_old_news(new.version, self._position.allocations_index, as_of) or not rules.lives(new):
+                return None  # also the end of something that we never knew
+            entry = self._adoptable(new.job, now)
+            if entry is None:
+                return None
+        known = entry.allocations.get(new.id)
+        if known is None:
+            if _is_old_news(new.version, max(self._position.allocations_index, entry.floor), as_of):
+                return None
+        elif new.version <= known.version:
+            return None
+        self._keep(entry, new, known, now)
+        return entry
+
+    def _keep(self, entry: _Entry, new: Allocation, known: Allocation | None, now: float) -> None:
+        self._highest_allocation = max(self._highest_allocation, new.version)
+        merged = rules.merge(new, known)
+        entry.allocations[new.id] = merged
+        self._journal.allocation(merged, known, entry.job.environment, now)
+
+    def _see_job(self, new: JobSeen, now: float, as_of: int | None = None) -> _Entry | None:
+        """Take in *new*, from the stream or from a listing *as_of* an index."""
+        entry = self._entries.get(new.job)
+        if entry is None:
+            if _is_old_news(new.version, self._position.jobs_index, as_of) or new.status is JobStatus.DEAD:
+                return None
+            entry = self._adoptable(new.job, now)
+            if entry is None:
+                return None
+        job = entry.job
+        revived = new.version == job.version and job.status is JobStatus.DEAD and new.status is not JobStatus.DEAD
+        if new.version <= job.version and not revived:
+            return None
+        self._highest_job = max(self._highest_job, new.version)
+        mark = job.mark if new.used is None else new.used
+        self._update(entry, replace(job, version=new.version, status=new.status, mark=mark))
+        return entry
+
+    def _see_gone(self, gone: JobGone) -> _Entry | None:
+        entry = self._entries.get(gone.job)
+        if entry is None or gone.version <= entry.job.gone_version:
+            return None
+        self._highest_job = max(self._highest_job, gone.version)
+        self._update(entry, replace(entry.job, gone_version=gone.version))
+        return entry
+
+    def _adoptable(self, job: JobId, now: float) -> _Entry | None:
+        """An entry for a job that somebody else has started, if it is one of our form and of a known environment."""
+        environment = environment_of(job)
+        if environment is None or environment not in self._generations:
+            return None
+        return self._add(
+            Job(job, environment, generation=self._generations[environment], lifeless_since=now, doubtful_since=None)
+        )
+
+    # Listings: everything up to their index (rule 3)
+
+    def _listed(self, event: Listed, now: float) -> list[Decision]:
+        listing, asked = event.listing, event.asked
+        if listing.jobs_index < asked.jobs_version or listing.allocations_index < asked.allocations_version:
+            self._went_back += 1
+            if self._went_back >= 2:
+                self._forget_versions(listing)
+        else:
+            self._went_back = 0
+        touched = self._apply(listing, now)
+        position = replace(
+            self._position,
+            jobs_index=max(self._position.jobs_index, listing.jobs_index),
+            allocations_index=max(self._position.allocations_index, listing.allocations_index),
+        )
+        if position != self._position:
+            self._position = self._journal.position = position
+        return self._conclude(touched, listing, asked, now)
+
+    def _looked_up(self, event: LookedUp, now: float) -> list[Decision]:
+        if event.job not in self._entries:
+            return []
+        touched = self._apply(event.listing, now)
+        entry = self._entries[event.job]
+        decisions: list[Decision] = []
+        if not entry.job.adopted and any(seen.job == event.job for seen in event.listing.jobs):
+            decisions += self._adopt(entry, event, now)
+        entry.floor = max(entry.floor, event.listing.allocations_index)
+        decisions += self._conclude(touched, event.listing, event.asked, now)
+        if self.needs_look_up(event.job):
+            decisions.append(LookUp(event.job, now + self._settle))
+        return decisions
+
+    def _apply(self, listing: Listing, now: float) -> list[_Entry]:
+        """Take in all of *listing*, deriving nothing yet; the entries that it speaks of, by presence or absence."""
+        for seen in listing.jobs:
+            self._see_job(seen, now, listing.jobs_index)
+        for allocation in listing.allocations:
+            self._see_allocation(allocation, now, listing.allocations_index)
+        if listing.only is None:
+            entries = list(self._entries.values())
+        else:
+            entries = [entry for entry in [self._entries.get(listing.only)] if entry is not None]
+        jobs = {seen.job for seen in listing.jobs}
+        allocations = {allocation.id for allocation in listing.allocations}
+        for entry in entries:
+            self._note_absence(entry, listing, entry.job.id not in jobs, allocations)
+        return entries
+
+    def _note_absence(self, entry: _Entry, listing: Listing, job_absent: bool, allocations: set[AllocationId]) -> None:
+        job = entry.job
+        if (
+            job_absent
+            and not rules.awaits_start(job)
+            and job.version <= listing.jobs_index
+            and job.gone_version < listing.jobs_index
+        ):
+            self._update(entry, replace(job, gone_version=listing.jobs_index))
+        for allocation in list(entry.allocations.values()):
+            if allocation.id not in allocations and allocation.version <= listing.allocations_index:
+                del entry.allocations[allocation.id]
+                self._journal.absent(allocation.id)
+
+    def _conclude(self, entries: Iterable[_Entry], listing: Listing, asked: Asked, now: float) -> list[Decision]:
+        """Derive what follows from a listing that has been taken in, job by job."""
+        jobs = {seen.job for seen in listing.jobs}
+        decisions: list[Decision] = []
+        for entry in entries:
+            present = entry.job.id in jobs
+            decisions += self._derive(entry, now)
+            if entry.job.stop is not None:
+                decisions += self._check_stop(entry, listing, present, now)
+            elif not present and self._is_over(entry, listing):
+                decisions += self._end(entry)
+            elif self._confirms_doubt(entry, listing, asked):
+                decisions += self._stop(entry, Reason.DEAD, now)
+        return decisions
+
+    def _check_stop(self, entry: _Entry, listing: Listing, present: bool, now: float) -> list[Decision]:
+        stop = entry.job.stop
+        assert stop is not None
+        if stop.answered is None or listing.jobs_index < stop.answered:
+            return []
+        if present:
+            self._update(entry, replace(entry.job, stop=Intent(now)))
+            return [StopJob(entry.job.id)]
+        return self._end(entry)
+
+    def _is_over(self, entry: _Entry, listing: Listing) -> bool:
+        """Whether a listing that lacks the job proves that it is over."""
+        job = entry.job
+        return not rules.awaits_start(job) and job.version <= listing.jobs_index and self._current(entry) is None
+
+    def _confirms_doubt(self, entry: _Entry, listing: Listing, asked: Asked) -> bool:
+        job = entry.job
+        return (
+            job.adopted
+            and job.doubtful_since is not None
+            and asked.at >= job.doubtful_since + self._settle
+            and listing.jobs_index >= max(job.version, job.gone_version)
+            and all(known.version <= listing.allocations_index for known in entry.allocations.values())
+        )
+
+    def _forget_versions(self, listing: Listing) -> None:
+        """The cluster went back in time: keep lives and intents, but take *listing* as it is."""
+        listed = {allocation.id for allocation in listing.allocations}
+        for entry in self._entries.values():
+            stop = entry.job.stop
+            self._update(
+                entry,
+                replace(
+                    entry.job, version=0, gone_version=0, stop=None if stop is None else replace(stop, answered=None)
+                ),
+            )
+            for allocation in list(entry.allocations.values()):
+                if allocation.id in listed:
+                    entry.allocations[allocation.id] = replace(allocation, version=0, created=0)
+                else:
+                    del entry.allocations[allocation.id]
+                    self._journal.absent(allocation.id)
+            entry.floor = 0
+        self._highest_job = self._highest_allocation = self._went_back = 0
+        self._position = self._journal.position = Position(epoch=self._position.epoch + 1)
+
+    def _adopt(self, entry: _Entry, found: LookedUp, now: float) -> list[Decision]:
+        """A stranger's job becomes ours; if it is in use, its runner has the job's id, as its client knows it."""
+        self._update(entry, replace(entry.job, adopted=True, mark=found.used))
+        if not found.used:
+            return []
+        current = self._current(entry)
+        if current is None or not rules.runs(current) or found.issued:
+            return self._stop(entry, Reason.SPENT, now)
+        self._issue(entry, current, now, named_after_job=True)
+        assert entry.runner is not None
+        return self._use(entry, found.timeout, now)
+
+    # What we want ourselves (rule 7)
+
+    def _start(self, event: Start, now: float) -> _Entry | None:
+        if event.job in self._entries:
+            return None
+        return self._add(
+            Job(
+                event.job,
+                event.environment,
+                generation=event.generation,
+                ours=True,
+                adopted=True,
+                mark=event.mark,
+                start=Intent(now),
+                lifeless_since=now,
+            )
+        )
+
+    def _started(self, event: Started) -> _Entry | None:
+        entry = self._entries.get(event.job)
+        if entry is None or entry.job.start is None or entry.job.start.answered is not None:
+            return None
+        job = replace(entry.job, start=replace(entry.job.start, answered=event.index))
+        if event.index > job.version:
+            job = replace(job, version=event.index, status=JobStatus.PENDING)
+            self._highest_job = max(self._highest_job, event.index)
+        self._update(entry, job)
+        return entry
+
+    def _stop(self, entry: _Entry | None, reason: Reason, now: float) -> list[Decision]:
+        """Record that the job is to go; its runner is hidden at once."""
+        if entry is None or entry.job.stop is not None:
+            return []
+        self._update(entry, replace(entry.job, stop=Intent(now), stop_reason=reason, doubtful_since=None))
+        decisions = self._lose(entry, reason, now)
+        return [*decisions, StopJob(entry.job.id), PoolChanged(entry.job.environment)]
+
+    def _stopped(self, event: Stopped) -> list[Decision]:
+        entry = self._entries.get(event.job)
+        if entry is not None and entry.job.stop is not None and entry.job.stop.answered is None:
+            self._update(entry, replace(entry.job, stop=replace(entry.job.stop, answered=event.index)))
+        return []
+
+    def _claim(self, event: Claim, now: float) -> list[Decision]:
+        runner = self.runner(event.runner)
+        if runner is None or runner.phase is not Phase.IDLE:
+            return []
+        entry = self._entries[runner.job]
+        return [*self._use(entry, event.timeout, now), *self._derive(entry, now)]
+
+    def _marked(self, event: Marked) -> _Entry | None:
+        entry = self._entries.get(event.job)
+        if entry is None:
+            return None
+        entry.mark_asked = None
+        if entry.job.mark != event.used:
+            self._update(entry, replace(entry.job, mark=event.used))
+        return entry
+
+    def _overdue(self, event: Overdue, now: float) -> list[Decision]:
+        entry = self._entries.get(event.job)
+        if entry is None or not entry.job.adopted or entry.job.lifeless_since is None:
+            return []
+        return self._stop(entry, Reason.OVERDUE, now)
+
+    # What follows (rules 2, 4, 5, 6)
+
+    def _derive(self, entry: _Entry, now: float) -> list[Decision]:
+        before = (self._state(entry), entry.runner)
+        decisions: list[Decision] = []
+        current = self._current(entry)
+        runner = entry.runner
+        if runner is not None and not rules.is_life(current, runner):
+            decisions += self._lose(entry, rules.why_gone(entry.allocations.get(runner.allocation), current), now)
+        if entry.job.stop is None and entry.job.adopted:
+            if current is not None and current.id in entry.spent and entry.runner is None:
+                return [*decisions, *self._stop(entry, Reason.SPENT, now)]
+            if current is not None and rules.runs(current) and entry.runner is None:
+                self._issue(entry, current, now, named_after_job=entry.job.ours)
+        if not entry.job.adopted and not entry.look_up_asked:
+            entry.look_up_asked = True
+            decisions.append(LookUp(entry.job.id, now))
+        decisions += self._note_time(entry, now)
+        decisions += self._mark(entry)
+        if (self._state(entry), entry.runner) != before:
+            decisions.append(PoolChanged(entry.job.environment))
+        return decisions
+
+    def _current(self, entry: _Entry) -> Allocation | None:
+        return rules.current(entry.job, entry.allocations)
+
+    def _issue(self, entry: _Entry, allocation: Allocation, now: float, *, named_after_job: bool) -> None:
+        """The life of *allocation* becomes an idle runner (rule 5 tells which ones have the job's id)."""
+        job = entry.job
+        assert allocation.started is not None
+        first = named_after_job and not job.id_issued
+        runner_id = RunnerId(job.id) if first else self._mint(job.environment)
+        runner = Runner(
+            runner_id,
+            job.environment,
+            job.id,
+            allocation.id,
+            allocation.started,
+            allocation.node_id,
+            allocation.node_name,
+            Phase.IDLE,
+            ready_at=now,
+            startup=now - job.start.asked_at if first and job.start is not None else None,
+            ports=allocation.ports,
+        )
+        if first:
+            self._update(entry, replace(job, id_issued=True))
+        self._set_runner(entry, runner, now)
+        self._live[runner_id] = job.id
+        self._idle.setdefault(job.environment, {})[runner_id] = job.id
+
+    def _use(self, entry: _Entry, timeout: int, now: float) -> list[Decision]:
+        runner = entry.runner
+        assert runner is not None
+        entry.spent.add(runner.allocation)
+        self._idle[runner.environment].pop(runner.id, None)
+        self._set_runner(entry, replace(runner, phase=Phase.USED, timeout=timeout, claimed_at=now), now)
+        return [PoolChanged(runner.environment)]
+
+    def _lose(self, entry: _Entry, reason: Reason, now: float) -> list[Decision]:
+        runner = entry.runner
+        if runner is None:
+            return []
+        self._live.pop(runner.id)
+        self._idle.get(runner.environment, {}).pop(runner.id, None)
+        gone = replace(runner, phase=Phase.GONE, reason=reason, gone_at=now)
+        self._set_runner(entry, gone, now)
+        entry.runner = None
+        return [EndExecutions(runner.id, reason)] if runner.phase is Phase.USED else []
+
+    def _set_runner(self, entry: _Entry, runner: Runner, now: float) -> None:
+        self._journal.runner(runner, entry.runner, now)
+        entry.runner = runner
+
+    def _note_time(self, entry: _Entry, now: float) -> list[Decision]:
+        """Since when the job has been without a running life, and in doubt."""
+        job = entry.job
+        if job.stop is not None:
+            return []
+        current = self._current(entry)
+        lifeless = not rules.runs(current)
+        lifeless_since = (job.lifeless_since if job.lifeless_since is not None else now) if lifeless else None
+        doubtful = self._state(entry) is JobState.DOUBTFUL
+        doubtful_since = (job.doubtful_since if job.doubtful_since is not None else now) if doubtful else None
+        decisions: list[Decision] = []
+        if doubtful and job.doubtful_since is None:
+            decisions.append(LookUp(job.id, now + self._settle))
+        if (lifeless_since, doubtful_since) != (job.lifeless_since, job.doubtful_since):
+            self._update(entry, replace(job, lifeless_since=lifeless_since, doubtful_since=doubtful_since))
+        return decisions
+
+    def _mark(self, entry: _Entry) -> list[Decision]:
+        wanted = self.wanted_mark(entry.job.id)
+        if wanted is None or entry.job.mark is None or wanted == entry.job.mark:
+            entry.mark_asked = None
+            return []
+        if entry.mark_asked == wanted:
+            return []
+        entry.mark_asked = wanted
+        return [Mark(entry.job.id, wanted)]
+
+    def _state(self, entry: _Entry) -> JobState:
+        if entry.job.stop is not None:
+            return JobState.ENDED
+        if entry.runner is not None:
+            return JobState.LIVE
+        if not entry.job.adopted or self._current(entry) is not None or rules.will_return(entry.job, entry.allocations):
+            return JobState.STARTING
+        return JobState.DOUBTFUL
+
+    # Bookkeeping
+
+    def _add(self, job: Job) -> _Entry:
+        entry = _Entry(job)
+        self._entries[job.id] = entry
+        self._by_environment.setdefault(job.environment, {})[job.id] = entry
+        self._journal.job(job)
+        return entry
+
+    def _update(self, entry: _Entry, job: Job) -> None:
+        entry.job = job
+        self._journal.job(job)
+
+    def _end(self, entry: _Entry) -> list[Decision]:
+        """The job is over, and proven so."""
+        assert entry.runner is None
+        del self._entries[entry.job.id]
+        del self._by_environment[entry.job.environment][entry.job.id]
+        self._journal.end(entry.job.id)
+        return [PoolChanged(entry.job.environment)]
+
+    def _restore(self, records: Records) -> None:
+        self._position = records.position
+        for job in records.jobs:
+            self._add(job)
+            self._highest_job = max(self._highest_job, job.version, job.gone_version)
+        for allocation in records.allocations:
+            if allocation.job in self._entries:
+                self._entries[allocation.job].allocations[allocation.id] = allocation
+                self._highest_allocation = max(self._highest_allocation, allocation.version)
+        for runner in sorted(records.runners, key=lambda known: known.ready_at):
+            entry = self._entries.get(runner.job)
+            if entry is None:
+                continue
+            if runner.claimed_at is not None:
+                entry.spent.add(runner.allocation)
+            if runner.phase is not Phase.GONE:
+                entry.runner = runner
+                self._live[runner.id] = runner.job
+                if runner.phase is Phase.IDLE:
+                    self._idle.setdefault(runner.environment, {})[runner.id] = runner.job
+        self._journal.take()
+
+
+def _is_old_news(version: int, floor: int, as_of: int | None) -> bool:
+    """Whether something unknown was known to be gone, by a listing up to *floor*, after it had *version*."""
+    return version <= floor and (as_of is None or as_of < floor)
