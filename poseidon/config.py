@@ -1,0 +1,170 @@
+"""The settings: the tables of poseidon.toml as one frozen value, built once and passed on by part.
+
+Each setting is explained, with its default, in poseidon.toml at the top of the project.
+"""
+
+import ipaddress
+import os
+import pwd
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from poseidon.config_sources import Sources, gather, validated
+from poseidon.errors import ConfigError
+
+SEARCHED = (Path("poseidon.toml"), Path("/etc/poseidon/poseidon.toml"))
+SYSTEM_STATE = Path("/var/lib/poseidon")
+
+Seconds = Annotated[float, Field(ge=0)]
+Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
+Port = Annotated[int, Field(ge=1, le=65535)]
+
+
+def _lower(value: object) -> object:
+    return value.lower() if isinstance(value, str) else value
+
+
+def _upper(value: object) -> object:
+    return value.upper() if isinstance(value, str) else value
+
+
+def _number(key: object) -> object:
+    """A table's name as the number that it stands for; only its plain form, so that no two names mean the same."""
+    plain = isinstance(key, str) and key.isascii() and key.isdigit() and str(int(key)) == key
+    return int(str(key)) if plain else key
+
+
+class Section(BaseModel):
+    """A table of the file: unknown keys and values of another kind are errors."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
+
+
+class AlertSettings(Section):
+    """[server.alert]"""
+
+    prewarming_pool_threshold: Annotated[float, Field(ge=0, le=1)] = 0.0
+
+
+class ServerSettings(Section):
+    """[server]"""
+
+    address: Annotated[str, Field(min_length=1)] = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535)] = 7200
+    token: Annotated[str, Field(repr=False)] = ""
+    """The token itself, wherever it came from; empty: none is asked for."""
+    token_file: str = ""
+    max_body_mb: Annotated[int, Field(ge=1, le=4096)] = 100
+    claim_wait: Seconds = 10.0
+    drain_timeout: Seconds = 15.0
+    stall_timeout: Annotated[float, Field(gt=0)] = 60.0
+    execution_expiry: Annotated[float, Field(gt=0)] = 300.0
+    alert: AlertSettings = AlertSettings()
+
+
+class StoreSettings(Section):
+    """[store]"""
+
+    path: str = ""
+    """As written; `Config.database` is where the database is."""
+    synchronous: Annotated[Literal["FULL", "NORMAL"], BeforeValidator(_upper)] = "FULL"
+    retention_days: Annotated[float, Field(gt=0)] = 30.0
+
+
+class LocalSettings(Section):
+    """[local]: the sandboxes of this machine."""
+
+    enabled: bool = True
+
+
+class EnvironmentSettings(Section):
+    """[environments.N]: an environment that is put at start."""
+
+    image: Annotated[str, Field(min_length=1)]
+    pool_size: Count = 1
+    cpu_limit: Count = 0
+    memory_limit: Count = 0
+    network_access: bool = False
+    exposed_ports: tuple[Port, ...] = ()
+
+
+class LoggingSettings(Section):
+    """[logging]"""
+
+    level: Annotated[Literal["debug", "info", "warning", "error"], BeforeValidator(_lower)] = "info"
+    format: Annotated[Literal["auto", "console", "json"], BeforeValidator(_lower)] = "auto"
+
+
+EnvironmentNumber = Annotated[int, BeforeValidator(_number), Field(ge=0, le=2**63 - 1)]
+
+
+class Settings(Section):
+    """Everything that can be set."""
+
+    server: ServerSettings = ServerSettings()
+    store: StoreSettings = StoreSettings()
+    local: LocalSettings = LocalSettings()
+    environments: Mapping[EnvironmentNumber, EnvironmentSettings] = {}
+    logging: LoggingSettings = LoggingSettings()
+
+
+class Config(Settings):
+    """The settings, and what follows from them."""
+
+    origin: Path | None
+    """The file they came from, if any."""
+    database: Path
+    """The database's file, absolute."""
+    state: Path
+    """The folder for everything that outlives the daemon: the database's."""
+
+    def cautions(self) -> tuple[str, ...]:
+        """What is allowed but rarely meant; a line each."""
+        if self.server.token or _is_loopback(self.server.address):
+            return ()
+        return (f"server.address {self.server.address} can be reached by others, and no server.token is set",)
+
+
+def load_config(path: Path | None, environ: Mapping[str, str]) -> Config:
+    """Read *path*, else the first file of `SEARCHED` that exists, else only the variables. Raises ConfigError."""
+    sources = gather(Settings, find_file(path), environ)
+    settings = validated(Settings, sources)
+    database = _database(settings.store.path, sources, environ)
+    tables = {name: getattr(settings, name) for name in Settings.model_fields}
+    return Config(**tables, origin=sources.file, database=database, state=database.parent)
+
+
+def find_file(path: Path | None) -> Path | None:
+    """The configuration file, absolute; one that is asked for must exist."""
+    if path is not None and not path.is_file():
+        raise ConfigError(f"{path}: {'not a file' if path.exists() else 'no such file'}")
+    found = path or next((file for file in SEARCHED if file.is_file()), None)
+    return found.absolute() if found else None
+
+
+def _database(path: str, sources: Sources, environ: Mapping[str, str]) -> Path:
+    if not path:
+        return default_state(environ, root=os.geteuid() == 0).absolute() / "poseidon.db"
+    return sources.base(("store", "path")) / Path(path).expanduser()
+
+
+def default_state(environ: Mapping[str, str], *, root: bool) -> Path:
+    """systemd's state folder, else the system's for root, else the user's."""
+    if given := environ.get("STATE_DIRECTORY"):
+        return Path(given.split(":")[0])
+    if root:
+        return SYSTEM_STATE
+    state = Path(environ.get("XDG_STATE_HOME", ""))
+    if not state.is_absolute():  # the XDG specification: a relative one is to be ignored
+        state = Path(environ.get("HOME") or pwd.getpwuid(os.geteuid()).pw_dir, ".local", "state")
+    return state / "poseidon"
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return address == "localhost"

@@ -1,0 +1,329 @@
+"""Settings: every source, its precedence, and what is said when one is wrong."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from poseidon import config as config_module
+from poseidon.config import Config, EnvironmentSettings, Settings, default_state, load_config
+from poseidon.config_kinds import leaves
+from poseidon.config_sources import TOOLING, variable_name
+from poseidon.errors import ConfigError
+
+EXAMPLE = Path(__file__).parent.parent / "poseidon.toml"
+
+
+@pytest.fixture(autouse=True)
+def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No configuration of this machine may play a part."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(config_module, "SEARCHED", (Path("poseidon.toml"), tmp_path / "etc" / "poseidon.toml"))
+
+
+def load(tmp_path: Path, text: str = "", **environ: str) -> Config:
+    file = tmp_path / "given.toml"
+    file.write_text(text)
+    return load_config(file, environ)
+
+
+def problems(tmp_path: Path, text: str = "", **environ: str) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, text, **environ)
+    return caught.value.message.replace(f"{tmp_path}/", "").splitlines()
+
+
+def uncommented() -> str:
+    """poseidon.toml with each `#setting = value` and `#[table]` set; prose has a space after its hash."""
+    return re.sub(r"^#(?=[\[a-z_])", "", EXAMPLE.read_text(), flags=re.MULTILINE)
+
+
+# The file that explains everything
+
+
+def test_the_example_as_it_is_changes_nothing(tmp_path: Path) -> None:
+    assert load(tmp_path, EXAMPLE.read_text()).model_dump(exclude={"origin"}) == load(tmp_path).model_dump(
+        exclude={"origin"}
+    )
+
+
+def test_the_example_shows_the_defaults(tmp_path: Path) -> None:
+    config = load(tmp_path, uncommented())
+    assert config.environments == {10: EnvironmentSettings(image=config.environments[10].image)}
+    without = Settings(**{name: getattr(config, name) for name in Settings.model_fields if name != "environments"})
+    assert without == Settings()
+
+
+def test_the_example_has_every_setting() -> None:
+    tables = tomllib.loads(uncommented())
+    for path, _ in leaves(Settings):
+        node = tables
+        for key in path:
+            node = node["10" if key == "N" else key]
+
+
+def test_each_setting_of_the_example_is_explained_right_above_it() -> None:
+    before = ""
+    for line in EXAMPLE.read_text().splitlines():
+        if re.match(r"#[a-z_]+ = ", line):
+            assert before.startswith("# "), f"{line!r} lacks an explanation"
+        before = line
+
+
+def test_no_two_settings_have_the_same_variable() -> None:
+    names = [variable_name(path).replace("_", "") for path, _ in leaves(Settings)]
+    assert len(names) == len(set(names))
+    assert not {name.replace("_", "") for name in TOOLING} & set(names)
+
+
+# Which file
+
+
+def test_no_configuration_is_a_working_configuration() -> None:
+    config = load_config(None, {})
+    assert config.origin is None
+    assert (config.server.address, config.server.port) == ("127.0.0.1", 7200)
+    assert config.local.enabled
+
+
+def test_the_file_in_the_working_folder_comes_before_the_systems(tmp_path: Path) -> None:
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc" / "poseidon.toml").write_text("[server]\nport = 1\n")
+    assert load_config(None, {}).origin == tmp_path / "etc" / "poseidon.toml"
+    (tmp_path / "poseidon.toml").write_text("[server]\nport = 2\n")
+    config = load_config(None, {})
+    assert (config.origin, config.server.port) == (tmp_path / "poseidon.toml", 2)
+
+
+def test_a_file_that_is_asked_for_must_exist(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"missing\.toml: no such file"):
+        load_config(Path("missing.toml"), {})
+    with pytest.raises(ConfigError, match="not a file"):
+        load_config(tmp_path, {})
+
+
+def test_a_file_that_is_no_toml_is_named_with_its_line(tmp_path: Path) -> None:
+    assert problems(tmp_path, "[server]\nport =\n") == [
+        "given.toml: isn't valid TOML: Invalid value (at line 2, column 7)"
+    ]
+
+
+def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "given.toml"
+    file.write_bytes(b'token = "\xff"')
+    with pytest.raises(ConfigError, match=r"given\.toml: isn't UTF-8 text \(byte 9\)"):
+        load_config(file, {})
+
+
+# Problems
+
+
+WRONG = [
+    ("[server]\nport = 'abc'", 'server.port: expected a whole number from 0 to 65535, not "abc"'),
+    ("[server]\nport = 70000", "server.port: expected a whole number from 0 to 65535, not 70000"),
+    ("[server]\nport = true", "server.port: expected a whole number from 0 to 65535, not true"),
+    ("[server]\nport = 2026-11-30", "server.port: expected a whole number from 0 to 65535"),
+    ("[server]\naddress = 5", "server.address: expected text of at least 1 character, not 5"),
+    ("[server]\nclaim_wait = -1", "server.claim_wait: expected a number of at least 0, not -1"),
+    ("[server]\nstall_timeout = nan", "server.stall_timeout: expected a number above 0, not NaN"),
+    (
+        "[server.alert]\nprewarming_pool_threshold = 2",
+        "server.alert.prewarming_pool_threshold: expected a number from 0 to 1, not 2",
+    ),
+    ("[store]\nsynchronous = 'OFF'", 'store.synchronous: expected one of "FULL", "NORMAL", not "OFF"'),
+    ("[local]\nenabled = 'yes'", 'local.enabled: expected true or false, not "yes"'),
+    ("server = 5", "server: expected a table"),
+    ("[server]\nprot = 1", "server.prot: unknown setting; did you mean server.port?"),
+    ("[store]\ndrain_timeout = 1", "store.drain_timeout: unknown setting; did you mean server.drain_timeout?"),
+    ("[sever]\nport = 1", "sever: unknown setting; did you mean server?"),
+    ("[server]\nqqqq = 1", "server.qqqq: unknown setting"),
+    ("[environments.x]\nimage = 'a'", "environments.x: expected a whole number, not below 0, as the table's name"),
+    ("[environments.010]\nimage = 'a'", "environments.010: expected a whole number, not below 0, as the table's name"),
+    ("[environments.1]", "environments.1.image: missing; expected text of at least 1 character"),
+    (
+        "[environments.1]\nimage = 'a'\nexposed_ports = [0]",
+        "environments.1.exposed_ports.0: expected a whole number from 1 to 65535, not 0",
+    ),
+    (
+        "[environments.1]\nimage = 'a'\nexposed_ports = 80",
+        "environments.1.exposed_ports: expected a list, each item a whole number from 1 to 65535, not 80",
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "problem"), WRONG)
+def test_a_wrong_setting_is_named_with_what_was_expected(tmp_path: Path, text: str, problem: str) -> None:
+    assert problems(tmp_path, text) == [f"given.toml: {problem}"]
+
+
+def test_all_problems_are_told_at_once(tmp_path: Path) -> None:
+    text = "[server]\nport = 'x'\ncolour = 1\n[logging]\nlevel = 'loud'\n"
+    told = problems(tmp_path, text, POSEIDON_STORE_RETENTION_DAYS="many", POSEIDON_NONSENSE="1")
+    assert [line.split(": ")[:2] for line in sorted(told)] == [
+        ["POSEIDON_NONSENSE", "unknown variable"],
+        ["POSEIDON_STORE_RETENTION_DAYS", 'expected a number above 0, not "many"'],
+        ["given.toml", "logging.level"],
+        ["given.toml", "server.colour"],
+        ["given.toml", "server.port"],
+    ]
+
+
+def test_secrets_are_never_shown(tmp_path: Path) -> None:
+    cases = [
+        "[server]\ntoken = ['s3cret']",
+        "[server.token]\ns3cret_less = 's3cret'",
+        "server = 's3cret'",
+        "token = 's3cret'",
+    ]
+    for text in cases:
+        assert "'s3cret'" not in str(problems(tmp_path, text)) and '"s3cret"' not in str(problems(tmp_path, text))
+    assert "s3cret" not in repr(load(tmp_path, "[server]\ntoken = 's3cret'"))
+    assert "s3cret" not in str(problems(tmp_path, POSEIDON_SERVER="s3cret"))
+
+
+# Variables
+
+
+def test_variables_win_over_the_file(tmp_path: Path) -> None:
+    config = load(tmp_path, "[server]\nport = 1\nclaim_wait = 3", POSEIDON_SERVER_PORT="2")
+    assert (config.server.port, config.server.claim_wait) == (2, 3.0)
+
+
+def test_underscores_in_variables_dont_matter(tmp_path: Path) -> None:
+    config = load(tmp_path, POSEIDON_SERVER_ALERT_PREWARMINGPOOLTHRESHOLD="0.5", POSEIDON_SERVER_MAXBODYMB="7")
+    assert (config.server.alert.prewarming_pool_threshold, config.server.max_body_mb) == (0.5, 7)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("true", True), ("1", True), ("On", True), ("no", False), ("FALSE", False)]
+)
+def test_variables_know_the_usual_words_for_true_and_false(tmp_path: Path, text: str, value: bool) -> None:
+    assert load(tmp_path, POSEIDON_LOCAL_ENABLED=text).local.enabled is value
+
+
+@pytest.mark.parametrize("text", ["80 443", "80,443", '"80 443"', "[80, 443]", "[80,\n443,]"])
+def test_a_list_is_words_or_json_or_toml(tmp_path: Path, text: str) -> None:
+    config = load(tmp_path, POSEIDON_ENVIRONMENTS_10_EXPOSED_PORTS=text, POSEIDON_ENVIRONMENTS_10_IMAGE="a")
+    assert config.environments[10].exposed_ports == (80, 443)
+
+
+@pytest.mark.parametrize("text", ['{"10": {"image": "b", "pool_size": 4}}', '{10 = {image = "b", pool_size = 4}}'])
+def test_a_table_is_json_or_toml_and_replaces_the_files(tmp_path: Path, text: str) -> None:
+    config = load(tmp_path, "[environments.3]\nimage = 'a'", POSEIDON_ENVIRONMENTS=text)
+    assert config.environments == {10: EnvironmentSettings(image="b", pool_size=4)}
+
+
+def test_a_variable_inside_a_table_wins_over_the_tables(tmp_path: Path) -> None:
+    config = load(tmp_path, POSEIDON_SERVER='{"port": 5, "claim_wait": 2}', POSEIDON_SERVER_PORT="6")
+    assert (config.server.port, config.server.claim_wait) == (6, 2.0)
+
+
+WRONG_VARIABLES = [
+    ({"POSEIDON_SERVER_PORT": "abc"}, 'POSEIDON_SERVER_PORT: expected a whole number from 0 to 65535, not "abc"'),
+    ({"POSEIDON_SERVER_PORT": ""}, 'POSEIDON_SERVER_PORT: expected a whole number from 0 to 65535, not ""'),
+    ({"POSEIDON_SERVER_PROT": "1"}, "POSEIDON_SERVER_PROT: unknown variable; did you mean POSEIDON_SERVER_PORT?"),
+    ({"POSEIDON_": "1"}, "POSEIDON_: unknown variable"),
+    ({"POSEIDON_SERVER": "{'a"}, "POSEIDON_SERVER: expected a table"),
+    ({"POSEIDON_SERVER": "{}\nx = 1"}, "POSEIDON_SERVER: expected a table"),
+    ({"POSEIDON_SERVER": '{"port": "x"}'}, 'POSEIDON_SERVER: port: expected a whole number from 0 to 65535, not "x"'),
+    (
+        {"POSEIDON_SERVER_PORT": "1", "POSEIDON_SERVERPORT": "1"},
+        "POSEIDON_SERVER_PORT: sets the same as POSEIDON_SERVERPORT",
+    ),
+]
+
+
+@pytest.mark.parametrize(("environ", "problem"), WRONG_VARIABLES)
+def test_a_wrong_variable_is_named(tmp_path: Path, environ: dict[str, str], problem: str) -> None:
+    assert problems(tmp_path, **environ) == [problem]
+
+
+def test_variables_of_the_command_line_are_no_settings(tmp_path: Path) -> None:
+    assert load(tmp_path, **dict.fromkeys(TOOLING, "anything"), OTHER="x") == load(tmp_path)
+
+
+def test_choices_may_be_written_in_any_case(tmp_path: Path) -> None:
+    config = load(tmp_path, "[store]\nsynchronous = 'normal'", POSEIDON_LOGGING_LEVEL="INFO")
+    assert (config.store.synchronous, config.logging.level) == ("NORMAL", "info")
+
+
+# Secrets
+
+
+def test_a_token_can_lie_in_a_file_beside_the_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "token").write_text("from-file\n")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert load(tmp_path, "[server]\ntoken_file = 'token'").server.token == "from-file"
+
+
+def test_a_token_can_be_a_systemd_credential(tmp_path: Path) -> None:
+    (tmp_path / "server.token").write_text("from-systemd")
+    assert load(tmp_path, CREDENTIALS_DIRECTORY=str(tmp_path)).server.token == "from-systemd"
+    assert load(tmp_path, CREDENTIALS_DIRECTORY=str(tmp_path / "none")).server.token == ""
+
+
+def test_of_several_tokens_the_nearest_counts(tmp_path: Path) -> None:
+    (tmp_path / "server.token").write_text("from-systemd")
+    (tmp_path / "other").write_text("from-variable-file")
+    text = "[server]\ntoken = 'from-toml'"
+    credentials = {"CREDENTIALS_DIRECTORY": str(tmp_path)}
+    assert load(tmp_path, text).server.token == "from-toml"
+    assert load(tmp_path, text, **credentials).server.token == "from-systemd"
+    assert load(tmp_path, text, **credentials, POSEIDON_SERVER_TOKEN_FILE="other").server.token == "from-variable-file"
+    assert load(tmp_path, text, POSEIDON_SERVER='{"token_file": "other"}').server.token == "from-variable-file"
+    assert load(tmp_path, text, **credentials, POSEIDON_SERVER_TOKEN="from-variable").server.token == "from-variable"
+
+
+def test_a_token_file_that_gives_no_token_is_an_error(tmp_path: Path) -> None:
+    for content in ("", " \n", "two\nlines"):
+        (tmp_path / "token").write_text(content)
+        (problem,) = problems(tmp_path, "[server]\ntoken_file = 'token'")
+        assert problem == "given.toml: server.token_file: token: expected one line with the secret"
+    (problem,) = problems(tmp_path, POSEIDON_SERVER_TOKEN_FILE="none")
+    assert problem == "POSEIDON_SERVER_TOKEN_FILE: none: No such file or directory"
+
+
+def test_token_and_token_file_together_are_an_error(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("x")
+    told = problems(tmp_path, "[server]\ntoken = 's3cret'\ntoken_file = 'token'")
+    assert told == ["given.toml: server.token_file: give this or server.token, not both"]
+
+
+# Where the data lies
+
+
+def test_data_lies_where_systemd_says() -> None:
+    config = load_config(None, {"STATE_DIRECTORY": "/srv/state:/srv/other", "HOME": "/home/u"})
+    assert (config.database, config.state) == (Path("/srv/state/poseidon.db"), Path("/srv/state"))
+
+
+@pytest.mark.parametrize(
+    ("environ", "root", "folder"),
+    [
+        ({"HOME": "/home/u"}, False, "/home/u/.local/state/poseidon"),
+        ({"HOME": "/home/u", "XDG_STATE_HOME": "/data"}, False, "/data/poseidon"),
+        ({"HOME": "/home/u", "XDG_STATE_HOME": "data"}, False, "/home/u/.local/state/poseidon"),
+        ({"HOME": "/root"}, True, "/var/lib/poseidon"),
+        ({"STATE_DIRECTORY": "/srv"}, True, "/srv"),
+    ],
+)
+def test_data_lies_in_a_folder_of_the_users_own(environ: dict[str, str], root: bool, folder: str) -> None:
+    assert default_state(environ, root=root) == Path(folder)
+
+
+def test_a_relative_path_starts_where_it_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "cwd").mkdir()
+    monkeypatch.chdir(tmp_path / "cwd")
+    assert load(tmp_path, "[store]\npath = 'data/p.db'").database == tmp_path / "data" / "p.db"
+    assert load(tmp_path, POSEIDON_STORE_PATH="data/p.db").database == tmp_path / "cwd" / "data" / "p.db"
+
+
+# Cautions
+
+
+def test_an_open_address_without_a_token_is_pointed_out(tmp_path: Path) -> None:
+    assert len(load(tmp_path, POSEIDON_SERVER_ADDRESS="0.0.0.0").cautions()) == 1
+    for harmless in ("127.0.0.1", "::1", "localhost"):
+        assert not load(tmp_path, POSEIDON_SERVER_ADDRESS=harmless).cautions()
+    assert not load(tmp_path, POSEIDON_SERVER_ADDRESS="::", POSEIDON_SERVER_TOKEN="x").cautions()
