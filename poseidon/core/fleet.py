@@ -150,8 +150,10 @@ class Fleet:
         for entry in list(self._entries.values()):
             if entry.job.stop is not None and entry.job.stop.answered is None:
                 decisions.append(StopJob(entry.job.id))
-            elif entry.job.stop is None and entry.job.doubtful_since is not None:
+            elif self.needs_look_up(entry.job.id):
+                entry.look_up_asked = True
                 decisions.append(LookUp(entry.job.id, now))
+            entry.mark_asked = None
             decisions += self._derive(entry, now)
         return decisions
 
@@ -171,6 +173,11 @@ class Fleet:
         """The living runner with this id, idle or used."""
         job = self._live.get(runner)
         return None if job is None else self._entries[job].runner
+
+    def living(self, job: JobId) -> Runner | None:
+        """The living runner of a job."""
+        entry = self._entries.get(job)
+        return None if entry is None else entry.runner
 
     def runners(self) -> Iterator[Runner]:
         """All living runners."""

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from poseidon.core.command import Command
 from poseidon.core.model import Allocation, Environment, JobId, Listing, Value
@@ -128,6 +128,7 @@ class Executor(Protocol):
         """Run *command* in a running allocation. Raises AllocationGone, ExecutorUnreachable, Unsupported."""
 
 
+@runtime_checkable
 class KeepsRecords(Protocol):
     """An executor that keeps records of its own (Nomad: templates, and a job's used mark)."""
 

@@ -1,0 +1,253 @@
+"""Carries out what the fleet decides: starts, stops, look-ups and marks, each after its intent is durable.
+
+One request per job at a time, repeated until it is answered. It decides nothing itself.
+"""
+
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Protocol, TypeVar
+
+import structlog
+import trio
+from sqlalchemy import Connection
+
+from poseidon.core.events import (
+    Decision,
+    LookedUp,
+    LookUp,
+    Mark,
+    Marked,
+    Overdue,
+    Start,
+    Started,
+    Stop,
+    StopJob,
+    Stopped,
+)
+from poseidon.core.model import Environment, EnvironmentId, JobId, Reason, RunnerId
+from poseidon.errors import ExecutorError, ExecutorUnreachable, PlacementFailed, StoreError
+from poseidon.executors.base import KeepsRecords
+from poseidon.runners.delays import Delays
+from poseidon.runners.dispatcher import Dispatcher, Ticket
+from poseidon.store.queries import id_was_issued
+
+T = TypeVar("T")
+log = structlog.get_logger(__name__)
+
+ANSWER_WITHIN = 120.0
+"""Seconds for one request to an executor; it bounds itself more tightly where it can."""
+CHECK_INTERVAL = 1.0
+"""Seconds between two looks for jobs that are overdue."""
+
+
+class Reads(Protocol):
+    """What the carrier needs of the store."""
+
+    async def read(self, query: Callable[[Connection], T]) -> T:
+        """Run *query*."""
+
+
+class Carrier:
+    """*find* gives the environment of an id, *failed* is told of starts that found no room."""
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        reads: Reads,
+        find: Callable[[EnvironmentId], Environment | None],
+        failed: Callable[[EnvironmentId, ExecutorError], None],
+        *,
+        concurrency: int,
+    ) -> None:
+        self._dispatcher = dispatcher
+        self._executor = dispatcher.executor
+        self._fleet = dispatcher.fleet
+        self._reads = reads
+        self._find = find
+        self._failed = failed
+        self._nursery: trio.Nursery | None = None
+        self._concurrency = concurrency
+        self._limiter = trio.CapacityLimiter(concurrency)
+        self._requests: dict[JobId, trio.Lock] = {}
+        self._looking: set[JobId] = set()
+        self._starting: set[JobId] = set()
+
+    async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
+        """The service: take up what is under way, then carry out each decision as it comes."""
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            self._looking.clear()
+            self._starting.clear()
+            self._requests.clear()
+            self._dispatcher.carry = self._carry
+            try:
+                self._dispatcher.resume()
+                for job in self._fleet.unanswered_starts():
+                    self._spawn_start(job, None)
+                task_status.started()
+                while True:
+                    await trio.sleep(CHECK_INTERVAL)
+                    self._give_up_overdue()
+            finally:
+                self._nursery = None
+
+    @property
+    def free(self) -> int:
+        """How many more starts may be begun now."""
+        return max(0, self._concurrency - len(self._starting)) if self._nursery is not None else 0
+
+    def begin_start(self, job: JobId, environment: Environment) -> None:
+        """Record that a new job is wanted, and ask for it as soon as that is durable."""
+        mark = False if _records(self._executor) is not None else None
+        ticket = self._dispatcher.handle(Start(job, environment.id, environment.generation, mark))
+        self._spawn_start(job, ticket)
+
+    def _spawn_start(self, job: JobId, ticket: Ticket | None) -> None:
+        if self._nursery is not None:
+            self._starting.add(job)
+            self._nursery.start_soon(self._start, job, ticket)
+
+    def _carry(self, decision: Decision, ticket: Ticket) -> None:
+        if self._nursery is None:
+            return  # a crash is being handled: everything is decided again by `resume`
+        match decision:
+            case StopJob(job):
+                self._nursery.start_soon(self._stop, job, ticket)
+            case LookUp(job, at):
+                if job not in self._looking:
+                    self._looking.add(job)
+                    self._nursery.start_soon(self._look_up, job, at)
+            case Mark(job):
+                if _records(self._executor) is not None:
+                    self._nursery.start_soon(self._mark, job)
+            case _:
+                raise AssertionError(f"not for the carrier: {decision!r}")
+
+    async def _start(self, job: JobId, ticket: Ticket | None) -> None:
+        try:
+            if ticket is not None:
+                await _durable(ticket)
+            with self._request(job) as lock:
+                async with lock, self._limiter:
+                    await self._ask_start(job)
+        finally:
+            self._starting.discard(job)
+            if (known := self._fleet.job(job)) is not None:
+                for wake in self._dispatcher.on_pool:
+                    wake(known.environment)
+
+    async def _ask_start(self, job: JobId) -> None:
+        def wanted() -> bool:
+            known = self._fleet.job(job)
+            return known is not None and known.stop is None
+
+        known = self._fleet.job(job)
+        environment = None if known is None else self._find(known.environment)
+        if known is None or environment is None:
+            self._dispatcher.handle(Stop(job, Reason.REMOVED))
+            return
+        try:
+            index = await self._repeat("start", job, partial(self._executor.start, job, environment), wanted)
+        except ExecutorError as error:
+            log.warning("start failed", job_id=job, environment_id=known.environment, error=error.message)
+            refused = isinstance(error, PlacementFailed)
+            self._dispatcher.handle(Stop(job, Reason.PLACEMENT_FAILED if refused else Reason.FAILED))
+            self._failed(known.environment, error)
+            return
+        if index is not None:
+            self._dispatcher.handle(Started(job, index))
+
+    async def _stop(self, job: JobId, ticket: Ticket) -> None:
+        def wanted() -> bool:
+            known = self._fleet.job(job)
+            return known is not None and known.stop is not None and known.stop.answered is None
+
+        await _durable(ticket)
+        with self._request(job) as lock:
+            async with lock:  # a start under way ends first, for its intent is no longer wanted
+                index = await self._repeat("stop", job, partial(self._executor.stop, job), wanted)
+        if index is not None:
+            self._dispatcher.handle(Stopped(job, index))
+
+    async def _look_up(self, job: JobId, at: float) -> None:
+        try:
+            await trio.sleep(max(0.0, at - self._dispatcher.clock.now()))
+            asked = self._fleet.ask(self._dispatcher.clock.now())
+            found = await self._repeat(
+                "look-up", job, partial(self._executor.look_up, job), partial(self._fleet.needs_look_up, job)
+            )
+            if found is None:
+                return
+            issued = await self._reads.read(partial(id_was_issued, runner=RunnerId(job)))
+        finally:
+            self._looking.discard(job)
+        self._dispatcher.handle(
+            LookedUp(job, found.listing, asked, used=found.used, timeout=found.timeout or 0, issued=issued)
+        )
+
+    async def _mark(self, job: JobId) -> None:
+        records = _records(self._executor)
+        assert records is not None
+        with self._request(job) as lock:
+            async with lock:
+                wanted = self._fleet.wanted_mark(job)
+                if wanted is None:
+                    return
+                runner = self._fleet.living(job)
+                timeout = 0 if runner is None else runner.timeout
+                await self._repeat(
+                    "mark",
+                    job,
+                    partial(records.mark, job, used=wanted, timeout=timeout),
+                    lambda: self._fleet.wanted_mark(job) == wanted,
+                )
+        self._dispatcher.handle(Marked(job, wanted))
+
+    async def _repeat(
+        self, what: str, job: JobId, request: Callable[[], Awaitable[T]], wanted: Callable[[], bool]
+    ) -> T | None:
+        """Ask until there is an answer, or until it is no longer *wanted* (then None)."""
+        delays = Delays(first=0.2, most=30)
+        while wanted():
+            try:
+                with trio.fail_after(ANSWER_WITHIN):
+                    return await request()
+            except (ExecutorUnreachable, trio.TooSlowError) as error:
+                log.warning("request not answered", request=what, job_id=job, error=str(error))
+            await trio.sleep(delays.next())
+        return None
+
+    def _give_up_overdue(self) -> None:
+        for job in self._fleet.overdue(self._dispatcher.clock.now(), self._executor.start_timeout):
+            log.warning("job without a running life for too long", job_id=job)
+            known = self._fleet.job(job)
+            self._dispatcher.handle(Overdue(job))
+            if known is not None:
+                self._failed(known.environment, PlacementFailed("no runner became ready in time"))
+
+    @contextmanager
+    def _request(self, job: JobId) -> Iterator[trio.Lock]:
+        """The job's turn: one request at a time."""
+        lock = self._requests.setdefault(job, trio.Lock())
+        try:
+            yield lock
+        finally:
+            if not lock.locked() and not lock.statistics().tasks_waiting:
+                self._requests.pop(job, None)
+
+
+async def _durable(ticket: Ticket) -> None:
+    """Wait until *ticket* is durable, however long the disk refuses."""
+    delays = Delays(first=0.2, most=5)
+    while True:
+        try:
+            await ticket.wait()
+        except StoreError:
+            await trio.sleep(delays.next())
+        else:
+            return
+
+
+def _records(executor: object) -> KeepsRecords | None:
+    return executor if isinstance(executor, KeepsRecords) else None

@@ -1,0 +1,143 @@
+"""The only owner of one executor's fleet: applies events, queues the rows, wakes those concerned.
+
+`handle` awaits nothing, so nothing interleaves and there are no locks. What it decides is carried out by `Carrier`.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Protocol
+
+import structlog
+from sqlalchemy import Connection
+
+from poseidon.core.events import Decision, EndExecutions, Event, Listed, PoolChanged
+from poseidon.core.fleet import Fleet
+from poseidon.core.model import Changes, EnvironmentId, Phase, Reason, Runner, RunnerId
+from poseidon.executors.base import Batch, Executor
+from poseidon.runners.clock import Clock
+from poseidon.store.queries import save_changes
+
+log = structlog.get_logger(__name__)
+
+_PHRASES = {Phase.IDLE: "runner ready", Phase.USED: "runner claimed", Phase.GONE: "runner gone"}
+
+
+class Ticket(Protocol):
+    """Something queued for the store."""
+
+    async def wait(self) -> Any:
+        """Return when it is durable."""
+
+
+class Rows(Protocol):
+    """What the dispatcher needs of the store."""
+
+    def submit(self, work: Callable[[Connection], Any]) -> Ticket:
+        """Queue a change, in order."""
+
+
+class NothingQueued:
+    """The ticket of a step that changed nothing."""
+
+    async def wait(self) -> None:
+        """Return at once."""
+
+
+class Dispatcher:
+    """*wake* is called with each environment whose pool has changed, *carry* with each other decision."""
+
+    def __init__(self, executor: Executor, fleet: Fleet, rows: Rows, clock: Clock) -> None:
+        self.executor = executor
+        self.fleet = fleet
+        self.clock = clock
+        self.reachable = False
+        """Whether the executor's stream is followed at present."""
+        self.trouble: str | None = None
+        """Why not, if it isn't."""
+        self.listed = False
+        """Whether everything has been listed since the start."""
+        self.carry: Callable[[Decision, Ticket], None] = _carry_nothing
+        self.on_pool: list[Callable[[EnvironmentId], None]] = []
+        self.on_runner: list[Callable[[Runner], None]] = []
+        self._rows = rows
+        self._endings: dict[RunnerId, list[Callable[[Reason], None]]] = defaultdict(list)
+
+    def handle(self, event: Event) -> Ticket:
+        """Take in *event*; the ticket tells when what it changed is durable."""
+        decisions = self.fleet.handle(event, self.clock.now())
+        return self._settle(decisions)
+
+    def apply(self, batch: Batch) -> Ticket:
+        """Take in what the stream told, as one change together with its position."""
+        now = self.clock.now()
+        decisions = [decision for value in batch.values for decision in self.fleet.handle(value, now)]
+        if batch.values:
+            self.fleet.advance(batch.position)
+        return self._settle(decisions)
+
+    async def list_all(self) -> None:
+        """Take a listing and apply it. Raises ExecutorUnreachable."""
+        asked = self.fleet.ask(self.clock.now())
+        listing = await self.executor.snapshot()
+        self.handle(Listed(listing, asked))
+        self.listed = True
+
+    def resume(self) -> Ticket:
+        """Decide again what was under way before a restart, of the daemon or of the carrier."""
+        return self._settle(self.fleet.resume(self.clock.now()))
+
+    @contextmanager
+    def ending(self, runner: RunnerId, callback: Callable[[Reason], None]) -> Iterator[None]:
+        """While in the block, *callback* is called once if the used *runner* ends; at once if it has ended already."""
+        known = self.fleet.runner(runner)
+        if known is None:
+            callback(Reason.STOPPED)
+            yield
+            return
+        callbacks = self._endings[runner]
+        callbacks.append(callback)
+        try:
+            yield
+        finally:
+            callbacks.remove(callback)
+            if not callbacks:
+                self._endings.pop(runner, None)
+
+    def _settle(self, decisions: list[Decision]) -> Ticket:
+        changes = self.fleet.take_changes()
+        ticket = self._save(changes) if changes else NothingQueued()
+        for runner in changes.runners:
+            self._tell(runner)
+        for decision in decisions:
+            self._carry_out(decision, ticket)
+        return ticket
+
+    def _save(self, changes: Changes) -> Ticket:
+        return self._rows.submit(
+            partial(save_changes, executor=self.executor.name, changes=changes, at=self.clock.now())
+        )
+
+    def _tell(self, runner: Runner) -> None:
+        facts = {"runner_id": runner.id, "environment_id": runner.environment, "node": runner.node_name}
+        if runner.reason is not None:
+            facts["reason"] = str(runner.reason)
+        log.info(_PHRASES[runner.phase], **facts)
+        for callback in self.on_runner:
+            callback(runner)
+
+    def _carry_out(self, decision: Decision, ticket: Ticket) -> None:
+        match decision:
+            case EndExecutions(runner, reason):
+                for ending in list(self._endings.get(runner, ())):
+                    ending(reason)
+            case PoolChanged(environment):
+                for wake in self.on_pool:
+                    wake(environment)
+            case _:
+                self.carry(decision, ticket)
+
+
+def _carry_nothing(_decision: Decision, _ticket: Ticket) -> None:
+    """Until a carrier runs: it decides everything again when it begins (`resume`)."""

@@ -1,0 +1,114 @@
+"""Makes one environment's pool what it should be, again and again: woken by changes, and by the clock."""
+
+import random
+import uuid
+from collections.abc import Callable
+
+import structlog
+import trio
+
+from poseidon.core.events import Stop
+from poseidon.core.model import Environment, EnvironmentId, JobId, Phase, Reason, Runner
+from poseidon.core.pool import BackOff, plan, survey
+from poseidon.errors import ExecutorError
+from poseidon.runners.carrier import Carrier
+from poseidon.runners.dispatcher import Dispatcher
+
+log = structlog.get_logger(__name__)
+
+INTERVAL = 30.0
+"""Seconds between two looks at a pool that nothing has changed."""
+SOON = 1.0
+"""Seconds until the next look if starts had to be put off."""
+TOO_SHORT = 30.0
+"""Seconds of idle life below which an unclaimed end counts as a failed start."""
+OUR_DOING = frozenset({Reason.SURPLUS, Reason.REPLACED, Reason.REMOVED, Reason.RELEASED, Reason.SHUTDOWN})
+
+
+class Refresher:
+    """*find* gives the environment as it is now, None once it is removed; *waiting* how many clients wait."""
+
+    def __init__(
+        self,
+        environment: EnvironmentId,
+        dispatcher: Dispatcher,
+        carrier: Carrier,
+        find: Callable[[EnvironmentId], Environment | None],
+        waiting: Callable[[EnvironmentId], int],
+    ) -> None:
+        self._environment = environment
+        self._dispatcher = dispatcher
+        self._carrier = carrier
+        self._find = find
+        self._waiting = waiting
+        self._woken = trio.Event()
+        self._crowded = False
+        self.back_off = BackOff()
+        self.trouble = ""
+        """Why starts fail at present."""
+
+    def wake(self) -> None:
+        """Something has changed: look again."""
+        self._woken.set()
+
+    def start_failed(self, error: ExecutorError) -> None:
+        """A start found no room, or nothing became of it."""
+        self._fail(error.message)
+        self._crowded = True
+
+    def runner_changed(self, runner: Runner) -> None:
+        """One of this environment's runners has changed its phase."""
+        if runner.phase is Phase.USED:
+            self._succeed()
+        elif runner.phase is Phase.IDLE:
+            self._crowded = False
+        elif runner.claimed_at is None and runner.reason not in OUR_DOING and _lived(runner) < TOO_SHORT:
+            self._fail(f"an idle runner ended by itself ({runner.reason})")
+
+    async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
+        """The service; it ends when the environment is removed."""
+        task_status.started()
+        while (environment := self._find(self._environment)) is not None:
+            self._woken = trio.Event()
+            starved = self._refresh(environment)
+            backing_off = self.back_off.until - self._dispatcher.clock.now()
+            wait = SOON if starved else INTERVAL * random.uniform(0.8, 1.2)  # noqa: S311
+            with trio.move_on_after(backing_off if backing_off > 0 else wait):
+                await self._woken.wait()
+
+    def _refresh(self, environment: Environment) -> bool:
+        """Start and stop what is due; tells whether more starts are due than may be begun now."""
+        pool = survey(environment, self._dispatcher.fleet.jobs(environment.id))
+        wanted = plan(environment, pool, self._waiting(environment.id), crowded=self._crowded)
+        for job, reason in wanted.stop:
+            self._dispatcher.handle(Stop(job, reason))
+        now = self._dispatcher.clock.now()
+        if self.trouble and self.back_off.until + TOO_SHORT < now and not wanted.start:
+            self._succeed()
+        if now < self.back_off.until:
+            return False
+        room = min(1, self._carrier.free) if self.back_off.failures else self._carrier.free
+        for _ in range(min(wanted.start, room)):
+            self._carrier.begin_start(JobId(f"{environment.id}-{uuid.uuid4()}"), environment)
+        return wanted.start > room
+
+    def _fail(self, message: str) -> None:
+        now = self._dispatcher.clock.now()
+        if now >= self.back_off.until:  # several that fail at once count once
+            self.back_off = self.back_off.failed(now, random.random())  # noqa: S311
+            log.warning(
+                "pool backs off",
+                environment_id=self._environment,
+                error=message,
+                seconds=round(self.back_off.until - now, 1),
+            )
+        self.trouble = message
+        self.wake()
+
+    def _succeed(self) -> None:
+        self.back_off = self.back_off.succeeded()
+        self.trouble = ""
+
+
+def _lived(runner: Runner) -> float:
+    return (runner.gone_at or runner.ready_at) - runner.ready_at
