@@ -2,6 +2,7 @@
 
 PoseidonError                      500 UNKNOWN
 ├── ConfigError                    a setting is missing or wrong (start-up only)
+├── ServiceKeepsCrashing           a part of the daemon fails again and again; ends it
 ├── StoreError                     500 UNKNOWN   the database can't be used
 │   ├── StoreLocked                another daemon holds it
 │   ├── StoreTooNew                made by a newer Poseidon
@@ -41,6 +42,10 @@ class PoseidonError(Exception):
 
 class ConfigError(PoseidonError):
     """A setting is missing or wrong; the message names file, key and what was expected."""
+
+
+class ServiceKeepsCrashing(PoseidonError):
+    """A part of the daemon crashed too often; only a new start of the whole may help."""
 
 
 class StoreError(PoseidonError):
