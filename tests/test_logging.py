@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 import structlog
+
 from poseidon.telemetry.logging import describe, printable, setup_logging
 
 NASTY = "a\nb\r\x1b[31mred\x9b1m\u2028line\u202eback\x00end\ttab\ud800"

@@ -11,6 +11,7 @@ import sys
 import traceback
 import unicodedata
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, Literal, TextIO
 
@@ -57,8 +58,8 @@ def _formatter(render: structlog.typing.Processor, secrets: list[str]) -> loggin
         processors=[
             structlog.stdlib.add_log_level,
             structlog.stdlib.add_logger_name,
-            structlog.stdlib.ProcessorFormatter.remove_processors_meta,
             _add_time,
+            structlog.stdlib.ProcessorFormatter.remove_processors_meta,
             _tell_exception,
             _make_plain,
             render,
@@ -70,14 +71,10 @@ class _Handler(logging.StreamHandler[TextIO]):
     """Drops a record that can't be written or formatted: logging must never end what it reports about."""
 
     def handleError(self, record: logging.LogRecord) -> None:
-        error = sys.exc_info()[1]
-        if isinstance(error, OSError):  # nobody reads any more, or the disk is full
-            return
-        try:
-            line = {"level": "error", "event": "log record lost", "logger": record.name, "error": type(error).__name__}
+        error = type(sys.exception()).__name__
+        line = {"level": "error", "event": "log record lost", "logger": record.name, "error": error}
+        with suppress(OSError):  # nobody reads any more, or the disk is full
             self.stream.write(json.dumps(line) + "\n")
-        except OSError:
-            pass
 
 
 class _HidingFormatter(structlog.stdlib.ProcessorFormatter):
@@ -98,8 +95,7 @@ def _written(secret: str) -> tuple[str, str, str]:
 
 
 def _add_time(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-    record = event.pop("_record", None)
-    at = datetime.fromtimestamp(record.created, UTC) if record else datetime.now(UTC)
+    at = datetime.fromtimestamp(event["_record"].created, UTC)
     return {"time": at.isoformat(timespec="milliseconds").replace("+00:00", "Z"), **event}
 
 
