@@ -4,13 +4,14 @@ Each setting is explained, with its default, in poseidon.toml at the top of the 
 """
 
 import ipaddress
+import json
 import os
 import pwd
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from poseidon.config_sources import Sources, gather, validated
 from poseidon.errors import ConfigError
@@ -35,6 +36,15 @@ def _number(key: object) -> object:
     """A table's name as the number that it stands for; only its plain form, so that no two names mean the same."""
     plain = isinstance(key, str) and key.isascii() and key.isdigit() and str(int(key)) == key
     return int(str(key)) if plain else key
+
+
+def _absolute(path: str) -> str:
+    if not path.startswith("/"):
+        raise ValueError(f"expected an absolute path, not {json.dumps(path)}")
+    return path
+
+
+AbsolutePath = Annotated[str, AfterValidator(_absolute)]
 
 
 class Section(BaseModel):
@@ -75,9 +85,30 @@ class StoreSettings(Section):
 
 
 class LocalSettings(Section):
-    """[local]: the sandboxes of this machine."""
+    """[local]: the sandboxes of this machine; but for `enabled` as the local executor's own settings."""
 
     enabled: bool = True
+    images: Mapping[str, AbsolutePath] = {}
+    require_image: bool = False
+    shown: tuple[AbsolutePath, ...] = ()
+    require: tuple[Literal["memory", "processes", "cpu", "users", "network", "isolation"], ...] = ()
+    memory_mb: Annotated[int, Field(ge=16, le=2**31 - 1)] = 256
+    overhead_mb: Count = 24
+    processes: Annotated[int, Field(ge=1, le=2**22)] = 128
+    open_files: Annotated[int, Field(ge=16, le=2**20)] = 256
+    workspace_mb: Count = 0
+    tmp_mb: Count = 0
+    shm_mb: Count = 0
+    memory_budget_mb: Count = 0
+    max_runners: Count = 0
+    cpu_quota: Annotated[float, Field(ge=0)] = 0.0
+    cpu_shares: Annotated[int, Field(ge=2, le=2**18)] = 1024
+    uid_base: Count = 0
+    uid_count: Count = 0
+    abandon_after: Annotated[float, Field(gt=0)] = 24.0
+    start_concurrency: Count = 0
+    start_timeout: Annotated[float, Field(gt=0)] = 30.0
+    user_cgroup: str = ""
 
 
 class EnvironmentSettings(Section):

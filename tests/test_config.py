@@ -2,14 +2,17 @@
 
 import re
 import tomllib
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
+
 from poseidon import config as config_module
 from poseidon.config import Config, EnvironmentSettings, Settings, default_state, load_config
 from poseidon.config_kinds import leaves
 from poseidon.config_sources import TOOLING, variable_name
 from poseidon.errors import ConfigError
+from poseidon.executors.local.settings import LocalSettings
 
 EXAMPLE = Path(__file__).parent.parent / "poseidon.toml"
 
@@ -76,6 +79,12 @@ def test_no_two_settings_have_the_same_variable() -> None:
     assert not {name.replace("_", "") for name in TOOLING} & set(names)
 
 
+def test_the_local_executors_settings_are_all_here() -> None:
+    shown = {name: info.default for name, info in config_module.LocalSettings.model_fields.items() if name != "enabled"}
+    own = {field.name: getattr(LocalSettings(), field.name) for field in fields(LocalSettings)}
+    assert shown == own
+
+
 # Which file
 
 
@@ -125,6 +134,7 @@ WRONG = [
     ("[server]\nport = 2026-11-30", "server.port: expected a whole number from 0 to 65535"),
     ("[server]\naddress = 5", "server.address: expected text of at least 1 character, not 5"),
     ("[server]\nclaim_wait = -1", "server.claim_wait: expected a number of at least 0, not -1"),
+    ("[server]\nclaim_wait = inf", "server.claim_wait: expected a number of at least 0, not Infinity"),
     ("[server]\nstall_timeout = nan", "server.stall_timeout: expected a number above 0, not NaN"),
     (
         "[server.alert]\nprewarming_pool_threshold = 2",
@@ -132,6 +142,12 @@ WRONG = [
     ),
     ("[store]\nsynchronous = 'OFF'", 'store.synchronous: expected one of "FULL", "NORMAL", not "OFF"'),
     ("[local]\nenabled = 'yes'", 'local.enabled: expected true or false, not "yes"'),
+    ("[local]\nimages = {java = 'jdk'}", 'local.images.java: expected an absolute path, not "jdk"'),
+    ("[local]\nimages = {java = 5}", "local.images.java: expected text, not 5"),
+    (
+        "[local]\nrequire = ['cpus']",
+        'local.require.0: expected one of "memory", "processes", "cpu", "users", "network", "isolation", not "cpus"',
+    ),
     ("server = 5", "server: expected a table"),
     ("[server]\nprot = 1", "server.prot: unknown setting; did you mean server.port?"),
     ("[store]\ndrain_timeout = 1", "store.drain_timeout: unknown setting; did you mean server.drain_timeout?"),
@@ -170,12 +186,14 @@ def test_all_problems_are_told_at_once(tmp_path: Path) -> None:
 
 def test_secrets_are_never_shown(tmp_path: Path) -> None:
     cases = [
+        "[server]\ntoken = 31337",
         "[server]\ntoken = ['s3cret']",
         "[server.token]\ns3cret_less = 's3cret'",
         "server = 's3cret'",
         "token = 's3cret'",
     ]
     for text in cases:
+        assert "31337" not in str(problems(tmp_path, text))
         assert "'s3cret'" not in str(problems(tmp_path, text)) and '"s3cret"' not in str(problems(tmp_path, text))
     assert "s3cret" not in repr(load(tmp_path, "[server]\ntoken = 's3cret'"))
     assert "s3cret" not in str(problems(tmp_path, POSEIDON_SERVER="s3cret"))
@@ -245,6 +263,10 @@ def test_variables_of_the_command_line_are_no_settings(tmp_path: Path) -> None:
 def test_choices_may_be_written_in_any_case(tmp_path: Path) -> None:
     config = load(tmp_path, "[store]\nsynchronous = 'normal'", POSEIDON_LOGGING_LEVEL="INFO")
     assert (config.store.synchronous, config.logging.level) == ("NORMAL", "info")
+
+
+def test_images_can_be_given_by_a_variable(tmp_path: Path) -> None:
+    assert load(tmp_path, POSEIDON_LOCAL_IMAGES='{"a/b:1": "/srv/b"}').local.images == {"a/b:1": "/srv/b"}
 
 
 # Secrets
