@@ -215,6 +215,10 @@ class Claims:
         self.used(runner)
         await self._stop_durably(runner, reason)
 
+    def expire(self, runner: RunnerId) -> None:
+        """Its client has been inactive for too long. A runner that is gone already has expired as well."""
+        self._stop(runner, Reason.INACTIVE)
+
     async def stop(self, runner: RunnerId) -> None:
         """An operator wants this living runner gone, idle or used. Raises RunnerGone."""
         if self._living(runner) is None:

@@ -2,7 +2,7 @@
 
 import heapq
 import math
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
@@ -23,7 +23,7 @@ GRACE_AFTER_RESTART = 10.0
 class Deadlines:
     """When each used runner expires. *expire* is called for those whose time has come."""
 
-    def __init__(self, clock: Clock, rows: Rows, expire: Callable[[RunnerId], Awaitable[None]]) -> None:
+    def __init__(self, clock: Clock, rows: Rows, expire: Callable[[RunnerId], None]) -> None:
         self._clock = clock
         self._rows = rows
         self._expire = expire
@@ -77,7 +77,7 @@ class Deadlines:
         while True:
             for runner in self._due():
                 log.info("runner inactive for too long", runner_id=runner)
-                await self._expire(runner)
+                self._expire(runner)
             self._changed = trio.Event()
             with trio.move_on_after(self._wait()):
                 await self._changed.wait()

@@ -80,7 +80,7 @@ class Environments:
     # Changing
 
     def restore(self, environment: Environment) -> None:
-        """An environment was found in the store; its pool is looked after from now on."""
+        """An environment was found in the store; `launch` looks after its pool."""
         if environment.executor not in self._dispatchers:
             log.warning(
                 "environment left alone: its executor is not enabled",
@@ -88,7 +88,13 @@ class Environments:
                 executor=environment.executor,
             )
             return
-        self._take_in(environment)
+        self._known[environment.id] = environment
+        self._dispatchers[environment.executor].fleet.know(environment.id, environment.generation)
+
+    def launch(self) -> None:
+        """Begin to look after the pools of all that was restored."""
+        for environment in self.list():
+            self._launch(environment)
 
     async def put(self, wanted: Environment) -> bool:
         """Create or update; True if it is new. Returns when it is durable: the pool is filled in the background.
@@ -144,17 +150,20 @@ class Environments:
 
     def _take_in(self, environment: Environment) -> None:
         known = self._known.get(environment.id)
-        dispatcher = self._dispatchers[environment.executor]
         self._known[environment.id] = environment
-        dispatcher.fleet.know(environment.id, environment.generation)
+        self._dispatchers[environment.executor].fleet.know(environment.id, environment.generation)
         if known is None or known.executor != environment.executor:
-            refresher = Refresher(
-                environment.id, dispatcher, self._carriers[environment.executor], self.find, self._waiting
-            )
-            self._refreshers[environment.id] = refresher
-            self._supervisor.add(_service(environment.id), refresher.run, may_end=True)
+            self._launch(environment)
         else:
             self._refreshers[environment.id].wake()
+
+    def _launch(self, environment: Environment) -> None:
+        executor = environment.executor
+        refresher = Refresher(
+            environment.id, self._dispatchers[executor], self._carriers[executor], self.find, self._waiting
+        )
+        self._refreshers[environment.id] = refresher
+        self._supervisor.add(_service(environment.id), refresher.run, may_end=True)
 
     def _stop_jobs(self, dispatcher: Dispatcher, environment: EnvironmentId, reason: Reason) -> None:
         for job, _, _ in list(dispatcher.fleet.jobs(environment)):
@@ -170,14 +179,17 @@ class Environments:
         pool = survey(environment, jobs)
         idle, starting = len(pool.idle) + len(pool.old_idle), len(pool.starting)
         trouble = self._refreshers[environment.id].trouble
-        status = PoolStatus.OK if idle >= environment.pool_size else PoolStatus.FILLING
+        if idle >= environment.pool_size:
+            status = PoolStatus.OK
+        else:
+            status = PoolStatus.FAILING if trouble else PoolStatus.FILLING
         return PoolStatistics(
             environment.pool_size,
             idle,
             pool.used,
             starting,
             self._waiting(environment.id),
-            PoolStatus.FAILING if trouble else status,
+            status,
             trouble,
         )
 
