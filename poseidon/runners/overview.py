@@ -1,0 +1,66 @@
+"""How the whole daemon is doing, for health, status and the watchdog. It reads, and changes nothing."""
+
+from dataclasses import dataclass
+
+from poseidon.errors import ExecutorAway, PoolDepleting, Unhealthy
+from poseidon.executors.base import Ability
+from poseidon.runners.assembly import Shell
+from poseidon.runners.facts import PoolStatistics
+from poseidon.store.store import StoreStatus
+from poseidon.supervisor import ServiceState, ServiceStatus
+
+
+@dataclass(slots=True)
+class Overview:
+    """*threshold*: share of a pool (0 to 1) below which it counts as depleting; 0: never."""
+
+    shell: Shell
+    version: str
+    started_at: float
+    """Seconds since the epoch."""
+    threshold: float
+    draining: bool = False
+
+    def health(self) -> None:
+        """Return if all is well. Raises Unhealthy, ExecutorAway or PoolDepleting, the worst first."""
+        problem = self.shell.store.status().problem
+        if problem:
+            raise Unhealthy(f"the database can't be written: {problem}")
+        for service in self.services():
+            if service.state is ServiceState.BACKING_OFF:
+                raise Unhealthy(f"service {service.name} has crashed and is about to start again: {service.error}")
+        for name, dispatcher in self.shell.dispatchers.items():
+            if dispatcher.trouble is not None:
+                raise ExecutorAway(f"executor {name} can't be reached: {dispatcher.trouble}")
+            if not dispatcher.listed:
+                raise Unhealthy(f"starting: executor {name} hasn't been listed yet")
+        depleting = [str(environment) for environment, pool in self.pools().items() if self._is_depleting(pool)]
+        if depleting:
+            raise PoolDepleting(f"the prewarming pool is depleting: environments {', '.join(depleting)}")
+
+    def services(self) -> tuple[ServiceStatus, ...]:
+        """The daemon's services."""
+        return self.shell.supervisor.status()
+
+    def pools(self) -> dict[int, PoolStatistics]:
+        """Each environment's pool, by its id."""
+        return dict(self.shell.environments.statistics())
+
+    def abilities(self) -> tuple[Ability, ...]:
+        """What the executors promise, and whether it holds here."""
+        return tuple(
+            ability for dispatcher in self.shell.dispatchers.values() for ability in dispatcher.executor.abilities()
+        )
+
+    def store(self) -> StoreStatus:
+        """The database in numbers."""
+        return self.shell.store.status()
+
+    def line(self) -> str:
+        """All in one line, for systemd."""
+        pools = list(self.pools().values())
+        idle, used = sum(pool.idle for pool in pools), sum(pool.used for pool in pools)
+        return f"{len(pools)} environments, {idle} idle and {used} used runners"
+
+    def _is_depleting(self, pool: PoolStatistics) -> bool:
+        return pool.size > 0 and pool.idle / pool.size < self.threshold
