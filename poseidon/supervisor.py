@@ -124,6 +124,11 @@ class Supervisor:
             if self._entries.get(name) is entry:
                 del self._entries[name]
 
+    async def join(self, name: str) -> None:
+        """Wait until a service is over by itself. An unknown one is."""
+        if entry := self._entries.get(name):
+            await entry.over.wait()
+
     def status(self) -> tuple[ServiceStatus, ...]:
         """All services, in the order of their start."""
         return tuple(entry.status() for entry in self._entries.values())

@@ -1,12 +1,16 @@
 """Puts the shell's parts together: for each executor a dispatcher, a carrier and a consumer; one of the others."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from uuid import uuid4
 
+import trio
+
 from poseidon.core.fleet import Fleet
-from poseidon.core.model import EnvironmentId, Phase, RunnerId
+from poseidon.core.model import EnvironmentId, Phase, Reason, RunnerId
+from poseidon.errors import ExecutorUnreachable
 from poseidon.executors.base import Executor
 from poseidon.runners import consumer
 from poseidon.runners.carrier import Carrier
@@ -18,6 +22,9 @@ from poseidon.runners.environments import Environments
 from poseidon.store.queries import load_deadlines, load_environments, load_records
 from poseidon.store.store import Store
 from poseidon.supervisor import Supervisor
+
+PROOF_INTERVAL = 0.1
+"""Seconds between listings while all runners are being stopped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +48,15 @@ class Shell:
         for name, dispatcher in self.dispatchers.items():
             self.supervisor.add(f"events {name}", partial(consumer.follow, dispatcher))
         await self.supervisor.start("deadlines", self.deadlines.run)
+
+    async def stop_all_runners(self, reason: Reason) -> None:
+        """Destroy everything, and wait until listings prove that nothing is left."""
+        self.claims.stop_all(reason)
+        for dispatcher in self.dispatchers.values():
+            while dispatcher.fleet.environments():
+                with suppress(ExecutorUnreachable):
+                    await dispatcher.list_all()
+                await trio.sleep(PROOF_INTERVAL)
 
 
 async def open_shell(

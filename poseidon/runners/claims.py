@@ -225,7 +225,7 @@ class Claims:
             self.used(runner)
         await self._stop_durably(runner, Reason.RELEASED)
 
-    async def stop_all(self, reason: Reason) -> None:
+    def stop_all(self, reason: Reason) -> None:
         """Every job of every executor is to go."""
         for dispatcher in self._dispatchers.values():
             for environment in dispatcher.fleet.environments():

@@ -117,6 +117,15 @@ class Environments:
         log.info("environment put", environment_id=environment.id, created=known is None, size=environment.pool_size)
         return known is None
 
+    async def put_if_changed(self, wanted: Environment) -> None:
+        """As `put`, but the same again changes nothing: for what a configuration says at each start."""
+        known = self._known.get(wanted.id)
+        if (
+            known is None
+            or replace(wanted, generation=known.generation, compatible_since=known.compatible_since) != known
+        ):
+            await self.put(wanted)
+
     async def remove(self, environment: EnvironmentId) -> None:
         """Delete it, and destroy all its runners, used ones too. Raises EnvironmentNotFound, StoreError."""
         async with self._locks[environment]:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from poseidon.core.model import EnvironmentId
 from poseidon.errors import ExecutorAway, PoolDepleting, Unhealthy
 from poseidon.executors.base import Ability
 from poseidon.runners.assembly import Shell
@@ -42,9 +43,9 @@ class Overview:
         """The daemon's services."""
         return self.shell.supervisor.status()
 
-    def pools(self) -> dict[int, PoolStatistics]:
+    def pools(self) -> dict[EnvironmentId, PoolStatistics]:
         """Each environment's pool, by its id."""
-        return dict(self.shell.environments.statistics())
+        return self.shell.environments.statistics()
 
     def abilities(self) -> tuple[Ability, ...]:
         """What the executors promise, and whether it holds here."""

@@ -1,0 +1,261 @@
+"""READ FIRST: the daemon opens its parts in order, supervises them in one nursery, and stops them inside out.
+
+config → logging → store (lock, migrations) → executors → the shell's state from the store → API → events, pools,
+deadlines, housekeeping, watchdog. Runners stay when it ends; the next start takes them over.
+"""
+
+import errno
+import os
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from functools import partial
+
+import structlog
+import trio
+
+from poseidon import __version__
+from poseidon.api.app import create_app
+from poseidon.api.server import ServerLimits, serve
+from poseidon.config import Config
+from poseidon.core.model import Environment, EnvironmentId, Reason
+from poseidon.errors import ConfigError, PoseidonError
+from poseidon.executors.base import Executor
+from poseidon.executors.local.executor import open_local
+from poseidon.executors.local.ledger import SandboxRecord
+from poseidon.executors.local.settings import LocalSettings
+from poseidon.runners.assembly import Shell, open_shell
+from poseidon.runners.executions import Executions, open_executions
+from poseidon.runners.overview import Overview
+from poseidon.store.ledger import StoreLedger
+from poseidon.store.retention import Ages, prune
+from poseidon.store.store import Store, open_store
+from poseidon.supervisor import open_supervisor
+from poseidon.telemetry.logging import setup_logging
+from poseidon.telemetry.systemd import Notifier, feed_watchdog, take_sockets
+
+log = structlog.get_logger(__name__)
+
+BACKLOG = 1024
+LAST_ANSWERS = 5.0
+"""Seconds that requests under way have at the end, when the executions are over."""
+STOP_RUNNERS_WITHIN = 30.0
+"""Seconds for `--stop-runners` until the executors have proven that all are gone."""
+PRUNE_INTERVAL = 3600.0
+STATUS_INTERVAL = 10.0
+DAY = 86400.0
+
+
+def main(config: Config, *, stop_runners: bool = False) -> int:
+    """Run until a signal; the exit status. *stop_runners*: destroy all runners at the end."""
+    setup_logging(config.logging.level, config.logging.format, secrets=[config.server.token])
+    for caution in config.cautions():
+        log.warning("caution", about=caution)
+    try:
+        trio.run(partial(run, config, stop_runners=stop_runners))
+    except* PoseidonError as group:
+        return _report(group)
+    return 0
+
+
+@dataclass(slots=True)
+class Stopping:
+    """How the daemon is asked to stop."""
+
+    wanted: trio.Event = field(default_factory=trio.Event)
+    hurry: trio.Event = field(default_factory=trio.Event)
+    """A second signal: don't wait for anybody."""
+
+    async def listen(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Heed SIGTERM and SIGINT."""
+        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            task_status.started()
+            async for number in signals:
+                log.info("asked to stop", signal=signal.Signals(number).name, again=self.wanted.is_set())
+                if self.wanted.is_set():
+                    self.hurry.set()
+                self.wanted.set()
+
+
+async def run(config: Config, *, stop_runners: bool) -> None:
+    """Open everything, serve until asked to stop, and close it again."""
+    notifier = Notifier.take(os.environ)
+    stopping = Stopping()
+    async with AsyncExitStack() as stack:
+        signals = await stack.enter_async_context(trio.open_nursery())
+        await signals.start(stopping.listen)
+        stack.callback(signals.cancel_scope.cancel, reason="stopped")
+        store = await stack.enter_async_context(open_store(config.database, synchronous=config.store.synchronous))
+        signals.start_soon(store.raise_failure)
+        sockets = take_sockets(os.environ) or listen(config.server.address, config.server.port)
+        executors = await open_executors(config, store, stack)
+        supervisor = await stack.enter_async_context(open_supervisor())
+        shell = await open_shell(
+            executors,
+            store,
+            supervisor,
+            claim_wait=config.server.claim_wait,
+            start_concurrency=config.local.start_concurrency,
+        )
+        executions = await stack.enter_async_context(
+            open_executions(shell.claims, store, shell.clock.now, expiry=config.server.execution_expiry)
+        )
+        overview = Overview(shell, __version__, shell.clock.now(), config.server.alert.prewarming_pool_threshold)
+        daemon = Daemon(config, shell, executions, overview, sockets, notifier)
+        await daemon.start()
+        await stopping.wanted.wait()
+        await daemon.stop(stopping.hurry, stop_runners=stop_runners)
+    log.info("stopped")
+
+
+async def open_executors(config: Config, store: Store, stack: AsyncExitStack) -> list[Executor]:
+    """Those that are enabled. Raises ConfigError if none is, or if one can't keep what it must promise."""
+    executors: list[Executor] = []
+    if config.local.enabled:
+        settings = LocalSettings(**config.local.model_dump(exclude={"enabled"}))
+        ledger = StoreLedger(store, SandboxRecord)
+        executors.append(await stack.enter_async_context(open_local(settings, config.state, ledger)))
+    if not executors:
+        raise ConfigError("no executor is enabled: set local.enabled")
+    return executors
+
+
+@dataclass(slots=True)
+class Daemon:
+    """All parts, opened: their services are started and stopped here."""
+
+    config: Config
+    shell: Shell
+    executions: Executions
+    overview: Overview
+    sockets: Sequence[socket.socket]
+    notifier: Notifier
+    server_stops: trio.Event = field(default_factory=trio.Event)
+
+    async def start(self) -> None:
+        """The API answers first, and tells what isn't ready; systemd hears of it when all services run."""
+        supervisor = self.shell.supervisor
+        await supervisor.start("api", self._serve, may_end=True)
+        await self.shell.run()
+        for environment in environments_of(self.config, next(iter(self.shell.dispatchers))):
+            await self.shell.environments.put_if_changed(environment)
+        supervisor.add("housekeeping", self._keep_house)
+        supervisor.add("watchdog", partial(feed_watchdog, self.notifier, lambda: None))
+        supervisor.add("status line", self._tell_systemd)
+        await self.notifier.ready(self.overview.line())
+        log.info("serving", addresses=[_name(each) for each in self.sockets], state=str(self.config.state))
+
+    async def stop(self, hurry: trio.Event, *, stop_runners: bool) -> None:
+        """No new claims; what runs gets its time, unless a second signal hurries, then its last words; then the API."""
+        await self.notifier.stopping("finishing what runs")
+        self.overview.draining = True
+        self.shell.claims.drain()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._hurry, hurry)
+            await self.executions.drain(self.config.server.drain_timeout)
+            nursery.cancel_scope.cancel(reason="drained")
+        if stop_runners:
+            with trio.move_on_after(STOP_RUNNERS_WITHIN) as scope:
+                await self.shell.stop_all_runners(Reason.SHUTDOWN)
+            if scope.cancelled_caught:
+                log.error("not all runners are proven to be gone; the next start goes on with it")
+        self.server_stops.set()
+        with trio.move_on_after(LAST_ANSWERS + 1):
+            await self.shell.supervisor.join("api")
+
+    async def _hurry(self, hurry: trio.Event) -> None:
+        await hurry.wait()
+        self.executions.end_all()
+
+    async def _serve(self, *, task_status: trio.TaskStatus[None]) -> None:
+        config = self.config.server
+        app = create_app(
+            claims=self.shell.claims,
+            environments=self.shell.environments,
+            executions=self.executions,
+            overview=self.overview,
+            token=config.token,
+        )
+        limits = ServerLimits(body=config.max_body_mb * 1024 * 1024, stall=config.stall_timeout)
+        ours = [each.dup() for each in self.sockets]  # a server closes its sockets, also when it crashes
+        await serve(app, ours, limits, shutdown=self.server_stops, grace=LAST_ANSWERS, task_status=task_status)
+
+    async def _keep_house(self, *, task_status: trio.TaskStatus[None]) -> None:
+        """Prune what has been over for long."""
+        task_status.started()
+        kept = self.config.store.retention_days * DAY
+        while True:
+            pruned = await prune(self.shell.store, Ages(kept, kept, kept), self.shell.clock.now())
+            if pruned:
+                log.info("old records pruned", rows=pruned)
+            await trio.sleep(PRUNE_INTERVAL)
+
+    async def _tell_systemd(self, *, task_status: trio.TaskStatus[None]) -> None:
+        task_status.started()
+        while True:
+            await trio.sleep(STATUS_INTERVAL)
+            await self.notifier.status(self.overview.line())
+
+
+def environments_of(config: Config, executor: str) -> list[Environment]:
+    """Those of the configuration."""
+    return [
+        Environment(
+            EnvironmentId(number),
+            wanted.image,
+            wanted.pool_size,
+            wanted.cpu_limit,
+            wanted.memory_limit,
+            wanted.network_access,
+            wanted.exposed_ports,
+            executor,
+        )
+        for number, wanted in config.environments.items()
+    ]
+
+
+def listen(address: str, port: int) -> list[socket.socket]:
+    """Sockets that listen there. Raises ConfigError."""
+    try:
+        found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError as error:
+        raise ConfigError(f"server.address {address!r}: {error.strerror}") from error
+    sockets = []
+    for family, kind, protocol, _, where in found[:1]:
+        bound = socket.socket(family, kind, protocol)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            bound.bind(where)
+            bound.listen(BACKLOG)
+        except OSError as error:
+            bound.close()
+            hint = " (is Poseidon running already? server.port sets another)" if error.errno == errno.EADDRINUSE else ""
+            raise ConfigError(f"can't listen on {address} port {port}: {error.strerror}{hint}") from error
+        bound.setblocking(False)
+        sockets.append(bound)
+    return sockets
+
+
+def _name(bound: socket.socket) -> str:
+    where = bound.getsockname()
+    return f"{where[0]}:{where[1]}" if isinstance(where, tuple) else str(where)
+
+
+def _report(group: BaseExceptionGroup[PoseidonError]) -> int:
+    """Tell a person why the daemon ended, without a traceback."""
+    status = 1
+    for error in _leaves(group):
+        log.critical("ended", reason=error.message)
+        print(f"poseidon: {error.message}", file=sys.stderr)  # noqa: T201
+        status = 2 if isinstance(error, ConfigError) else status
+    return status
+
+
+def _leaves(group: BaseExceptionGroup[PoseidonError]) -> list[PoseidonError]:
+    found: list[PoseidonError] = []
+    for error in group.exceptions:
+        found += _leaves(error) if isinstance(error, BaseExceptionGroup) else [error]
+    return found
