@@ -54,11 +54,12 @@ def main(config: Config, *, stop_runners: bool = False) -> int:
     setup_logging(config.logging.level, config.logging.format, secrets=[config.server.token])
     for caution in config.cautions():
         log.warning("caution", about=caution)
+    status = 0
     try:
         trio.run(partial(run, config, stop_runners=stop_runners))
     except* PoseidonError as group:
-        return _report(group)
-    return 0
+        status = _report(group)
+    return status
 
 
 @dataclass(slots=True)
