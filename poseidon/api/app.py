@@ -1,0 +1,104 @@
+"""The HTTP application: routes, errors and the access log put together. It knows the daemon by `Parts` only."""
+
+import structlog
+import trio
+from quart import Response, g, has_websocket_context, request, websocket
+from quart_trio import QuartTrio
+from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound
+from werkzeug.routing import BaseConverter
+
+from poseidon.api.answers import empty, problem
+from poseidon.api.auth import require_token
+from poseidon.api.environments import environments_routes
+from poseidon.api.executions import executions_routes
+from poseidon.api.files import files_routes
+from poseidon.api.parts import ApiSettings, Claims, Parts
+from poseidon.api.runners import runners_routes
+from poseidon.api.status import status_routes
+from poseidon.core.model import RunnerId
+from poseidon.errors import Overloaded, PoseidonError, RunnerGone, StoreError, Unauthorized
+
+log = structlog.get_logger(__name__)
+
+SERVER_ERROR = 500
+
+
+def create_app(parts: Parts, settings: ApiSettings) -> QuartTrio:
+    """The application for `poseidon.api.server.serve`."""
+    app = QuartTrio(__name__, static_folder=None)
+    app.config["PROVIDE_AUTOMATIC_OPTIONS"] = False
+    app.url_map.merge_slashes = False
+    app.url_map.converters["digits"] = _Digits
+    _log_requests(app)
+    require_token(app, settings.token)
+    _answer_errors(app, parts.claims)
+    app.register_blueprint(status_routes(parts.environments, parts.overview, settings.version))
+    app.register_blueprint(environments_routes(parts.environments, settings.executor))
+    app.register_blueprint(runners_routes(parts.claims))
+    app.register_blueprint(files_routes(parts.claims, parts.files))
+    app.register_blueprint(executions_routes(parts.claims, parts.executions))
+    return app
+
+
+class _Digits(BaseConverter):
+    """Digits of ASCII; how large a number they may make is for the handler to say."""
+
+    regex = "[0-9]+"
+
+
+def _answer_errors(app: QuartTrio, claims: Claims) -> None:
+    @app.errorhandler(PoseidonError)
+    async def refused(error: PoseidonError) -> Response:
+        headers = {"Retry-After": str(error.retry_after)} if isinstance(error, Overloaded) else None
+        code = error.code if error.status >= SERVER_ERROR else None
+        if code is not None and not isinstance(error, Overloaded):
+            log.warning("request failed", error=error.message, error_code=code)
+        return problem(error.status, error.message, code, headers)
+
+    @app.errorhandler(RunnerGone)
+    async def gone(error: RunnerGone) -> Response:
+        return problem(error.status, await _explained(error, claims))
+
+    @app.errorhandler(Unauthorized)
+    async def unauthorized(_: Unauthorized) -> Response:
+        return empty(Unauthorized.status)
+
+    @app.errorhandler(HTTPException)
+    async def http_error(error: HTTPException) -> Response:
+        status = error.code or SERVER_ERROR
+        if isinstance(error, NotFound):
+            return empty(status)
+        headers = {"Allow": ", ".join(sorted(error.valid_methods or ()))} if isinstance(error, MethodNotAllowed) else {}
+        if status >= SERVER_ERROR:
+            return problem(status, "internal error", "UNKNOWN")
+        return problem(status, str(error.description), headers=headers)
+
+
+async def _explained(error: RunnerGone, claims: Claims) -> str:
+    """The message with the reason also of a runner that has been gone for so long that only the store knows it."""
+    arguments = (websocket.view_args if has_websocket_context() else request.view_args) or {}
+    if error.message.endswith(")") or "runner" not in arguments:
+        return error.message
+    try:
+        facts = await claims.tell(RunnerId(arguments["runner"]))
+    except StoreError:
+        return error.message
+    return error.message if facts is None or facts.reason is None else f"{error.message} ({facts.reason})"
+
+
+def _log_requests(app: QuartTrio) -> None:
+    @app.before_request
+    async def begin() -> None:
+        g.began = trio.current_time()
+
+    @app.after_request
+    async def end(response: Response) -> Response:
+        log.debug(
+            "request answered",
+            code=response.status_code,
+            method=request.method,
+            path=request.path,
+            duration=round(trio.current_time() - g.began, 4),
+            user_agent=request.headers.get("User-Agent", ""),
+        )
+        return response

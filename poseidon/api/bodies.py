@@ -1,0 +1,98 @@
+"""Reads JSON bodies with the tolerance that clients are used to.
+
+The first JSON value counts and what follows doesn't; names of fields match in any case; a missing field, null and
+the zero value are the same; unknown fields are ignored. Values are never turned into another type.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any, NoReturn, TypeVar
+
+import msgspec
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic.alias_generators import to_camel
+from quart import request
+
+from poseidon.errors import BadRequest
+
+
+class Body(BaseModel):
+    """A request's body. Its fields' aliases are the names on the wire."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="ignore", alias_generator=to_camel)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _tolerate(cls, value: object) -> object:
+        if value is None:
+            return {}
+        if not isinstance(value, Mapping):
+            return value
+        names = {str(field.alias).lower(): str(field.alias) for field in cls.model_fields.values()}
+        return {
+            names[name.lower()]: given for name, given in value.items() if name.lower() in names and given is not None
+        }
+
+
+B = TypeVar("B", bound=Body)
+
+
+async def raw_body() -> bytes:
+    """The whole body. Read before anything else is answered: some clients break on an answer that comes earlier."""
+    return await request.get_data(cache=False, as_text=False, parse_form_data=False)
+
+
+def parse(raw: bytes, model: type[B]) -> B:
+    """*raw* as *model*. Raises BadRequest."""
+    try:
+        return model.model_validate(decode(raw))
+    except ValidationError as error:
+        raise BadRequest(_explain(error)) from None
+
+
+def decode(raw: bytes) -> object:
+    """The first JSON value in *raw*."""
+    try:
+        return msgspec.json.decode(raw)
+    except msgspec.DecodeError:
+        return _decode_leniently(raw)
+    except RecursionError:
+        raise BadRequest("the body is nested too deeply") from None
+
+
+def _decode_leniently(raw: bytes) -> object:
+    """For what follows the value, bytes that aren't UTF-8, and halves of characters: these become U+FFFD."""
+    text = raw.decode("utf-8", "replace").lstrip(" \t\r\n")
+    if not text:
+        raise BadRequest("the body is empty, JSON is expected")
+    try:
+        value, _ = json.JSONDecoder(parse_constant=_refuse).raw_decode(text)
+        return _whole(value)
+    except RecursionError:
+        raise BadRequest("the body is nested too deeply") from None
+    except ValueError as error:
+        raise BadRequest(f"the body isn't JSON: {error}") from None
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} isn't JSON")
+
+
+def _whole(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if isinstance(value, list):
+        return [_whole(each) for each in value]
+    if isinstance(value, dict):
+        return {_whole(name): _whole(each) for name, each in value.items()}
+    return value
+
+
+def _explain(error: ValidationError) -> str:
+    """Where and what, but never the values: they may be long or secret."""
+    lines = []
+    for each in error.errors(include_url=False, include_context=False, include_input=False):
+        place = ".".join(str(part) for part in each["loc"])
+        message = each["msg"].removeprefix("Value error, ")
+        lines.append(f"{place}: {message}" if place else message)
+    return "; ".join(lines[:10])

@@ -1,0 +1,55 @@
+"""/execution-environments"""
+
+from quart import Blueprint, Response, request
+
+from poseidon.api.answers import empty, json
+from poseidon.api.bodies import parse, raw_body
+from poseidon.api.parts import Environments
+from poseidon.api.schemas import EnvironmentBody, environment_answer
+from poseidon.core.model import EnvironmentId
+from poseidon.errors import BadRequest
+
+LARGEST = 2**63 - 1
+BOOLEANS = frozenset({"", "1", "t", "T", "true", "TRUE", "True", "0", "f", "F", "false", "FALSE", "False"})
+
+
+def environments_routes(environments: Environments, executor: str) -> Blueprint:
+    """What clients put, and what became of it. *executor* runs what is put."""
+    routes = Blueprint("environments", __name__, url_prefix="/api/v1/execution-environments")
+
+    @routes.get("")
+    async def everything() -> Response:
+        _check_fetch()
+        return json({"executionEnvironments": [environment_answer(each) for each in environments.list()]})
+
+    @routes.get("/<digits:identity>")
+    async def one(identity: str) -> Response:
+        _check_fetch()
+        return json(environment_answer(environments.get(_number(identity))))
+
+    @routes.put("/<digits:identity>")
+    async def put(identity: str) -> Response:
+        body = parse(await raw_body(), EnvironmentBody)
+        created = await environments.put(body.environment(_number(identity), executor))
+        return empty(201 if created else 204)
+
+    @routes.delete("/<digits:identity>")
+    async def remove(identity: str) -> Response:
+        await environments.remove(_number(identity))
+        return empty()
+
+    return routes
+
+
+def _number(digits: str) -> EnvironmentId:
+    number = int(digits[:30])
+    if number > LARGEST:
+        raise BadRequest(f"the id of an environment can't exceed {LARGEST}")
+    return EnvironmentId(number)
+
+
+def _check_fetch() -> None:
+    """`fetch` asks for what others have put into the executor; ours is always up to date, so it changes nothing."""
+    given = request.args.get("fetch", "")
+    if given not in BOOLEANS:
+        raise BadRequest(f"{given!r} is no boolean")

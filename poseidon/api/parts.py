@@ -1,0 +1,112 @@
+"""What the API needs of the daemon, each part by just what is used of it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from poseidon.core.command import Command
+from poseidon.core.model import Environment, EnvironmentId, ExecutionId, Reason, Runner, RunnerId
+from poseidon.executors.base import Ability
+from poseidon.runners.execution import Client
+from poseidon.runners.facts import PoolStatistics, RunnerFacts
+from poseidon.runners.files import File
+from poseidon.supervisor import ServiceStatus
+
+
+class Environments(Protocol):
+    """The environments (poseidon.runners.environments)."""
+
+    async def put(self, wanted: Environment) -> bool: ...
+
+    def get(self, environment: EnvironmentId) -> Environment: ...
+
+    def list(self) -> list[Environment]: ...
+
+    async def remove(self, environment: EnvironmentId) -> None: ...
+
+    def statistics(self) -> dict[EnvironmentId, PoolStatistics]: ...
+
+
+class Claims(Protocol):
+    """Who has which runner (poseidon.runners.claims)."""
+
+    async def claim(self, environment: EnvironmentId, *, timeout: int) -> Runner: ...  # noqa: ASYNC109
+
+    def used(self, runner: RunnerId) -> Runner: ...
+
+    async def release(self, runner: RunnerId, reason: Reason = ...) -> None: ...
+
+    async def stop(self, runner: RunnerId) -> None: ...
+
+    async def tell(self, runner: RunnerId) -> RunnerFacts | None: ...
+
+    def list(self) -> list[RunnerFacts]: ...
+
+
+class Executions(Protocol):
+    """The executions (poseidon.runners.executions)."""
+
+    async def create(self, runner: RunnerId, command: Command, *, time_limit: int = 0) -> ExecutionId: ...
+
+    def find(self, runner: RunnerId, execution: ExecutionId) -> object: ...
+
+    async def run(self, runner: RunnerId, execution: ExecutionId, client: Client) -> None: ...
+
+
+class Files(Protocol):
+    """Files of runners (poseidon.runners.files)."""
+
+    async def update(self, runner: RunnerId, *, delete: Sequence[str], copy: Sequence[File]) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Ailment:
+    """Why the service isn't well. *code* is one of the contract's error codes."""
+
+    code: str
+    message: str
+
+
+class Overview(Protocol):
+    """The daemon as a whole."""
+
+    started_at: float
+    """In seconds since the epoch."""
+
+    @property
+    def draining(self) -> bool:
+        """Whether it is about to stop."""
+
+    def ailment(self) -> Ailment | None:
+        """What keeps it from serving well; None if nothing does."""
+
+    def services(self) -> Sequence[ServiceStatus]:
+        """Its supervised parts."""
+
+    def abilities(self) -> Sequence[Ability]:
+        """What its executors can promise here."""
+
+    def store(self) -> Mapping[str, object]:
+        """The database in numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """All of it."""
+
+    environments: Environments
+    claims: Claims
+    executions: Executions
+    files: Files
+    overview: Overview
+
+
+@dataclass(frozen=True, slots=True)
+class ApiSettings:
+    """What can be set about the API itself."""
+
+    token: str = ""
+    """Empty: none is asked for."""
+    version: str = ""
+    executor: str = "local"
+    """Which executor runs the environments that are put."""

@@ -1,0 +1,38 @@
+"""/runners"""
+
+from quart import Blueprint, Response, request
+
+from poseidon.api.answers import empty, json, problem
+from poseidon.api.bodies import parse, raw_body
+from poseidon.api.parts import Claims
+from poseidon.api.schemas import ClaimBody, claim_answer, runner_answer
+from poseidon.core.model import EnvironmentId, RunnerId
+
+
+def runners_routes(claims: Claims) -> Blueprint:
+    """Claim and release, and what is known of runners."""
+    routes = Blueprint("runners", __name__, url_prefix="/api/v1/runners")
+
+    @routes.post("")
+    async def claim() -> Response:
+        wanted = parse(await raw_body(), ClaimBody)
+        environment = EnvironmentId(wanted.execution_environment_id)
+        return json(claim_answer(await claims.claim(environment, timeout=wanted.inactivity_timeout)))
+
+    @routes.get("")
+    async def everything() -> Response:
+        return json({"runners": [runner_answer(facts) for facts in claims.list()]})
+
+    @routes.get("/<runner>")
+    async def one(runner: str) -> Response:
+        facts = await claims.tell(RunnerId(runner))
+        return problem(404, "there never was a runner with this id") if facts is None else json(runner_answer(facts))
+
+    @routes.delete("/<runner>")
+    async def release(runner: str) -> Response:
+        await raw_body()
+        end = claims.stop if request.args.get("any") == "true" else claims.release
+        await end(RunnerId(runner))
+        return empty()
+
+    return routes

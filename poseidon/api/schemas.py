@@ -1,0 +1,221 @@
+"""The bodies of requests and answers: the only place where the wire's names appear."""
+
+import binascii
+from base64 import b64decode
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field
+
+from poseidon.api.bodies import Body
+from poseidon.api.parts import Overview
+from poseidon.core.command import Command
+from poseidon.core.model import Environment, EnvironmentId, Phase, Runner
+from poseidon.runners.facts import PoolStatistics, RunnerFacts
+from poseidon.runners.files import File
+
+MOST = 2**31 - 1
+
+
+def _zero_text(value: object) -> object:
+    return "" if value is None else value
+
+
+def _zero_number(value: object) -> object:
+    return 0 if value is None else value
+
+
+def _no_nulls(value: object) -> object:
+    return {name: "" if each is None else each for name, each in value.items()} if isinstance(value, Mapping) else value
+
+
+def _from_base64(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    try:
+        plain = value.replace("\r", "").replace("\n", "") if "\n" in value or "\r" in value else value
+        return b64decode(plain, validate=True)
+    except (binascii.Error, ValueError):
+        raise ValueError("base64 with padding is expected") from None
+
+
+Count = Annotated[int, Field(ge=0, le=MOST)]
+Port = Annotated[int, BeforeValidator(_zero_number), Field(ge=0, le=65535)]
+Text = Annotated[str, BeforeValidator(_zero_text)]
+
+
+class EnvironmentBody(Body):
+    """PUT /execution-environments/{id}. An id in it doesn't count."""
+
+    prewarming_pool_size: Count = 0
+    cpu_limit: Count = 0
+    memory_limit: Count = 0
+    image: str = ""
+    network_access: bool = False
+    exposed_ports: list[Port] = Field(default=[])
+
+    def environment(self, identity: EnvironmentId, executor: str) -> Environment:
+        """The environment that is wanted."""
+        return Environment(
+            id=identity,
+            image=self.image,
+            pool_size=self.prewarming_pool_size,
+            cpu_limit=self.cpu_limit,
+            memory_limit=self.memory_limit,
+            network_access=self.network_access,
+            exposed_ports=tuple(self.exposed_ports),
+            executor=executor,
+        )
+
+
+class ClaimBody(Body):
+    """POST /runners."""
+
+    execution_environment_id: int = 0
+    inactivity_timeout: Count = 0
+
+
+class ExecuteBody(Body):
+    """POST /runners/{id}/execute. The original knows the first four; rows and columns are the terminal's first size."""
+
+    command: str = ""
+    privileged_execution: bool = False
+    time_limit: Count = 0
+    environment: Annotated[dict[str, str], BeforeValidator(_no_nulls)] = Field(default={})
+    tty: bool = True
+    rows: Annotated[int, Field(ge=0, le=65535)] = 0
+    columns: Annotated[int, Field(ge=0, le=65535)] = 0
+
+    def as_command(self) -> Command:
+        """What to run."""
+        return Command(
+            line=self.command,
+            environment=self.environment,
+            privileged=self.privileged_execution,
+            tty=self.tty,
+            rows=self.rows,
+            columns=self.columns,
+        )
+
+
+class FileBody(Body):
+    """One entry of `copy`. A path that ends in a slash is a folder."""
+
+    path: str = ""
+    content: Annotated[bytes, BeforeValidator(_from_base64)] = b""
+
+
+class FilesBody(Body):
+    """PATCH /runners/{id}/files."""
+
+    delete: list[Text] = Field(default=[])
+    copy_: list[FileBody] = Field(default=[], alias="copy")
+
+    def files(self) -> list[File]:
+        """What to copy."""
+        return [File(each.path, each.content) for each in self.copy_]
+
+
+# Answers
+
+
+def environment_answer(environment: Environment) -> dict[str, Any]:
+    """One environment."""
+    return {
+        "prewarmingPoolSize": environment.pool_size,
+        "cpuLimit": environment.cpu_limit,
+        "memoryLimit": environment.memory_limit,
+        "image": environment.image,
+        "networkAccess": environment.network_access,
+        "exposedPorts": list(environment.exposed_ports),
+        "id": environment.id,
+    }
+
+
+def statistics_answer(statistics: Mapping[EnvironmentId, PoolStatistics]) -> dict[str, Any]:
+    """The pools in the numbers that the contract knows."""
+    return {
+        str(identity): {
+            "id": identity,
+            "prewarmingPoolSize": pool.size,
+            "idleRunners": pool.idle,
+            "usedRunners": pool.used,
+        }
+        for identity, pool in statistics.items()
+    }
+
+
+def claim_answer(runner: Runner) -> dict[str, Any]:
+    """A runner for its new owner."""
+    ports = [{"exposedPort": port.exposed, "hostAddress": port.address} for port in runner.ports]
+    return {"runnerId": runner.id, "mappedPorts": ports}
+
+
+def runner_answer(facts: RunnerFacts) -> dict[str, Any]:
+    """One runner, living or gone."""
+    answer = {
+        "id": facts.id,
+        "environmentId": facts.environment,
+        "phase": facts.phase,
+        "node": facts.node,
+        "allocation": facts.allocation,
+        "readyAt": moment(facts.ready_at),
+        "claimedAt": moment(facts.claimed_at),
+        "expiresAt": moment(facts.expires_at),
+    }
+    if facts.phase is Phase.GONE:
+        answer |= {"reason": facts.reason, "goneAt": moment(facts.gone_at)}
+    return answer
+
+
+def status_answer(
+    version: str,
+    overview: Overview,
+    environments: list[Environment],
+    statistics: Mapping[EnvironmentId, PoolStatistics],
+) -> dict[str, Any]:
+    """Everything, for operators."""
+    pools = [_pool(environment, statistics[environment.id]) for environment in environments]
+    return {
+        "version": version,
+        "started_at": moment(overview.started_at),
+        "draining": overview.draining,
+        "services": [
+            {
+                "name": service.name,
+                "state": service.state,
+                "since": moment(service.since),
+                "crashes": service.crashes,
+                "error": service.error,
+            }
+            for service in overview.services()
+        ],
+        "environments": pools,
+        "runners": {what: sum(pool[what] for pool in pools) for what in ("idle", "used", "starting")},
+        "abilities": [
+            {"name": ability.name, "holds": ability.holds, "how": ability.how} for ability in overview.abilities()
+        ],
+        "store": dict(overview.store()),
+    }
+
+
+def _pool(environment: Environment, pool: PoolStatistics) -> dict[str, Any]:
+    return {
+        "id": environment.id,
+        "image": environment.image,
+        "wanted": pool.size,
+        "idle": pool.idle,
+        "starting": pool.starting,
+        "used": pool.used,
+        "waiting": pool.waiting,
+        "status": pool.status,
+        "message": pool.message,
+    }
+
+
+def moment(seconds: float | None) -> str | None:
+    """A date in ISO 8601, UTC, with milliseconds."""
+    if seconds is None:
+        return None
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
