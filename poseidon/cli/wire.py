@@ -1,4 +1,4 @@
-"""The daemon's answers as the command line reads them. What is missing has a default, what is more is ignored."""
+"""The daemon's answers as the command line reads them. Only what makes an answer ours is required, more is ignored."""
 
 from typing import Literal
 
@@ -20,7 +20,7 @@ class Environment(Struct, frozen=True, rename="camel"):
 class Environments(Struct, frozen=True, rename="camel"):
     """GET /execution-environments."""
 
-    execution_environments: list[Environment] | None = None
+    execution_environments: list[Environment] | None
 
 
 class Claimed(Struct, frozen=True, rename="camel"):
@@ -65,7 +65,7 @@ class Runner(Struct, frozen=True, rename="camel"):
 class Runners(Struct, frozen=True):
     """GET /runners."""
 
-    runners: list[Runner] = []
+    runners: list[Runner]
 
 
 class Service(Struct, frozen=True):
