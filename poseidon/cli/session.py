@@ -94,13 +94,17 @@ class Session:
 
     def _request(self) -> dict[str, object]:
         wish = self._wish
-        return {
+        body: dict[str, object] = {
             "command": wish.program.line,
             "timeLimit": wish.time_limit,
             "privilegedExecution": wish.privileged,
             "environment": dict(wish.variables),
             "tty": self._terminal.interactive,
         }
+        if self._terminal.interactive:
+            rows, columns = self._terminal.size
+            body |= {"rows": rows, "columns": columns, "environment": {**self._terminal.kind, **wish.variables}}
+        return body
 
     async def _environment(self) -> int:
         """The one asked for, else the only one, else a new one."""

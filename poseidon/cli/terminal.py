@@ -37,6 +37,11 @@ class Terminal:
             return UNKNOWN_SIZE
         return (rows, columns) if rows and columns else UNKNOWN_SIZE
 
+    @property
+    def kind(self) -> dict[str, str]:
+        """The variable that tells a program which terminal this is, if we know it ourselves."""
+        return {"TERM": os.environ["TERM"]} if os.environ.get("TERM") else {}
+
     @contextmanager
     def raw(self) -> Iterator[None]:
         """Every key goes to the program, Ctrl-C included, if we are interactive."""

@@ -55,8 +55,8 @@ class Runner(Struct, frozen=True, rename="camel"):
     id: str
     environment_id: int = 0
     phase: str = ""
-    node: str = ""
-    allocation: str = ""
+    node: str | None = None
+    allocation: str | None = None
     ready_at: str | None = None
     claimed_at: str | None = None
     expires_at: str | None = None

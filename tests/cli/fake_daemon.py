@@ -214,7 +214,7 @@ class Execution:
         await websocket.send(final)
 
     async def converse(self) -> dict[str, Any]:
-        environment = {**os.environ, **self.body["environment"]}
+        environment = {**os.environ, "TERM": "dumb", **self.body["environment"]}
         command = ["/bin/bash", "-c", self.body["command"]]
         options: dict[str, Any] = {"cwd": self.folder, "env": environment, "stderr": subprocess.PIPE}
         start = partial(trio.lowlevel.open_process, start_new_session=not self.body["tty"])
@@ -222,6 +222,7 @@ class Execution:
             process = await start(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, **options)
             return await self.supervise(process, process.stdin, process.stdout, None)
         master, slave = pty.openpty()
+        termios.tcsetwinsize(master, (self.body["rows"], self.body["columns"]))
         process = await start(["setsid", "--ctty", *command], stdin=slave, stdout=slave, **options)
         os.close(slave)
         async with trio.lowlevel.FdStream(master) as terminal:

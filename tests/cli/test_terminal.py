@@ -15,9 +15,7 @@ Open = Callable[..., Screen]
 
 
 def test_the_program_has_a_terminal_of_our_size_and_kind(screen: Open, daemon: FakeDaemon) -> None:
-    at = screen("run", "--", "read; stty size; tty; echo $TERM", rows=31, columns=97)
-    wait_for_size(daemon, rows=31, columns=97)
-    at.type("\n")
+    at = screen("run", "--", "stty size; tty; echo $TERM", rows=31, columns=97)
     assert at.end() == 0
     assert "31 97" in at.text
     assert "/dev/pts/" in at.text
