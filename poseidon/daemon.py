@@ -19,6 +19,7 @@ import trio
 
 from poseidon import __version__
 from poseidon.api.app import create_app
+from poseidon.api.parts import ApiSettings, Parts
 from poseidon.api.server import ServerLimits, serve
 from poseidon.config import Config
 from poseidon.core.model import Environment, EnvironmentId, Reason
@@ -29,6 +30,7 @@ from poseidon.executors.local.ledger import SandboxRecord
 from poseidon.executors.local.settings import LocalSettings
 from poseidon.runners.assembly import Shell, open_shell
 from poseidon.runners.executions import Executions, open_executions
+from poseidon.runners.files import Files
 from poseidon.runners.overview import Overview
 from poseidon.store.ledger import StoreLedger
 from poseidon.store.retention import Ages, prune
@@ -104,7 +106,7 @@ async def run(config: Config, *, stop_runners: bool) -> None:
         executions = await stack.enter_async_context(
             open_executions(shell.claims, store, shell.clock.now, expiry=config.server.execution_expiry)
         )
-        overview = Overview(shell, __version__, shell.clock.now(), config.server.alert.prewarming_pool_threshold)
+        overview = Overview(shell, shell.clock.now(), config.server.alert.prewarming_pool_threshold)
         daemon = Daemon(config, shell, executions, overview, sockets, notifier)
         await daemon.start()
         await stopping.wanted.wait()
@@ -173,13 +175,11 @@ class Daemon:
 
     async def _serve(self, *, task_status: trio.TaskStatus[None]) -> None:
         config = self.config.server
-        app = create_app(
-            claims=self.shell.claims,
-            environments=self.shell.environments,
-            executions=self.executions,
-            overview=self.overview,
-            token=config.token,
+        parts = Parts(
+            self.shell.environments, self.shell.claims, self.executions, Files(self.shell.claims), self.overview
         )
+        first = next(iter(self.shell.dispatchers))
+        app = create_app(parts, ApiSettings(config.token, __version__, first))
         limits = ServerLimits(body=config.max_body_mb * 1024 * 1024, stall=config.stall_timeout)
         ours = [each.dup() for each in self.sockets]  # a server closes its sockets, also when it crashes
         await serve(app, ours, limits, shutdown=self.server_stops, grace=LAST_ANSWERS, task_status=task_status)

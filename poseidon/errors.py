@@ -16,9 +16,6 @@ PoseidonError                      500 UNKNOWN
 ├── FilesNotAccessible             424           file not found, or no permission
 ├── Overloaded                     500 NOMAD_OVERLOAD   no runner in time; try again
 │   └── Draining                   500 NOMAD_OVERLOAD   the daemon is about to stop
-├── Unhealthy                      503 UNKNOWN   the service can't do its work at present (GET /health)
-│   ├── ExecutorAway               503 NOMAD_UNREACHABLE
-│   └── PoolDepleting              503 PREWARMING_POOL_DEPLETING
 ├── FilesFailed                    500 UNKNOWN   a file operation inside the runner failed
 └── ExecutorError                  500 NOMAD_INTERNAL_SERVER_ERROR
     ├── ExecutorUnreachable        500 NOMAD_UNREACHABLE   retry later; unknown whether it was done
@@ -119,24 +116,6 @@ class Overloaded(PoseidonError):
 
 class Draining(Overloaded):
     """The daemon is about to stop and takes no new work."""
-
-
-class Unhealthy(PoseidonError):
-    """The service can't do its work at present; the message says what isn't ready."""
-
-    status = 503
-
-
-class ExecutorAway(Unhealthy):
-    """An executor can't be reached."""
-
-    code = "NOMAD_UNREACHABLE"
-
-
-class PoolDepleting(Unhealthy):
-    """A pool is below the threshold of `server.alert`."""
-
-    code = "PREWARMING_POOL_DEPLETING"
 
 
 class FilesFailed(PoseidonError):

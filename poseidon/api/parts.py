@@ -8,7 +8,7 @@ from poseidon.core.command import Command
 from poseidon.core.model import Environment, EnvironmentId, ExecutionId, Reason, Runner, RunnerId
 from poseidon.executors.base import Ability
 from poseidon.runners.execution import Client
-from poseidon.runners.facts import PoolStatistics, RunnerFacts
+from poseidon.runners.facts import Ailment, PoolStatistics, RunnerFacts
 from poseidon.runners.files import File
 from poseidon.supervisor import ServiceStatus
 
@@ -57,14 +57,6 @@ class Files(Protocol):
     """Files of runners (poseidon.runners.files)."""
 
     async def update(self, runner: RunnerId, *, delete: Sequence[str], copy: Sequence[File]) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Ailment:
-    """Why the service isn't well. *code* is one of the contract's error codes."""
-
-    code: str
-    message: str
 
 
 class Overview(Protocol):

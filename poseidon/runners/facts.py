@@ -59,3 +59,11 @@ class PoolStatistics:
     waiting: int
     status: PoolStatus
     message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Ailment:
+    """Why the service isn't well. *code* is one of the contract's error codes."""
+
+    code: str
+    message: str

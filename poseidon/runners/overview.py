@@ -1,14 +1,15 @@
 """How the whole daemon is doing, for health, status and the watchdog. It reads, and changes nothing."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 
 from poseidon.core.model import EnvironmentId
-from poseidon.errors import ExecutorAway, PoolDepleting, Unhealthy
 from poseidon.executors.base import Ability
 from poseidon.runners.assembly import Shell
-from poseidon.runners.facts import PoolStatistics
-from poseidon.store.store import StoreStatus
+from poseidon.runners.facts import Ailment, PoolStatistics
 from poseidon.supervisor import ServiceState, ServiceStatus
+
+UNKNOWN = "UNKNOWN"
 
 
 @dataclass(slots=True)
@@ -16,28 +17,28 @@ class Overview:
     """*threshold*: share of a pool (0 to 1) below which it counts as depleting; 0: never."""
 
     shell: Shell
-    version: str
     started_at: float
     """Seconds since the epoch."""
     threshold: float
     draining: bool = False
 
-    def health(self) -> None:
-        """Return if all is well. Raises Unhealthy, ExecutorAway or PoolDepleting, the worst first."""
-        problem = self.shell.store.status().problem
-        if problem:
-            raise Unhealthy(f"the database can't be written: {problem}")
+    def ailment(self) -> Ailment | None:
+        """What keeps the daemon from serving well, the worst first; None if nothing does."""
+        if problem := self.shell.store.status().problem:
+            return Ailment(UNKNOWN, f"the database can't be written: {problem}")
         for service in self.services():
             if service.state is ServiceState.BACKING_OFF:
-                raise Unhealthy(f"service {service.name} has crashed and is about to start again: {service.error}")
+                return Ailment(UNKNOWN, f"service {service.name} has crashed and starts again: {service.error}")
         for name, dispatcher in self.shell.dispatchers.items():
             if dispatcher.trouble is not None:
-                raise ExecutorAway(f"executor {name} can't be reached: {dispatcher.trouble}")
+                return Ailment("NOMAD_UNREACHABLE", f"executor {name} can't be reached: {dispatcher.trouble}")
             if not dispatcher.listed:
-                raise Unhealthy(f"starting: executor {name} hasn't been listed yet")
+                return Ailment(UNKNOWN, f"starting: executor {name} hasn't been listed yet")
         depleting = [str(environment) for environment, pool in self.pools().items() if self._is_depleting(pool)]
         if depleting:
-            raise PoolDepleting(f"the prewarming pool is depleting: environments {', '.join(depleting)}")
+            message = f"the prewarming pool is depleting: environments {', '.join(depleting)}"
+            return Ailment("PREWARMING_POOL_DEPLETING", message)
+        return None
 
     def services(self) -> tuple[ServiceStatus, ...]:
         """The daemon's services."""
@@ -53,9 +54,9 @@ class Overview:
             ability for dispatcher in self.shell.dispatchers.values() for ability in dispatcher.executor.abilities()
         )
 
-    def store(self) -> StoreStatus:
+    def store(self) -> Mapping[str, object]:
         """The database in numbers."""
-        return self.shell.store.status()
+        return asdict(self.shell.store.status())
 
     def line(self) -> str:
         """All in one line, for systemd."""
