@@ -1,0 +1,1 @@
+"""The local executor: runners as sandboxes of this machine."""
