@@ -96,13 +96,7 @@ async def run(config: Config, *, stop_runners: bool) -> None:
         sockets = take_sockets(os.environ) or listen(config.server.address, config.server.port)
         executors = await open_executors(config, store, stack)
         supervisor = await stack.enter_async_context(open_supervisor())
-        shell = await open_shell(
-            executors,
-            store,
-            supervisor,
-            claim_wait=config.server.claim_wait,
-            start_concurrency=config.local.start_concurrency,
-        )
+        shell = await open_shell(executors, store, supervisor, claim_wait=config.server.claim_wait)
         executions = await stack.enter_async_context(
             open_executions(shell.claims, store, shell.clock.now, expiry=config.server.execution_expiry)
         )

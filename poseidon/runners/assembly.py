@@ -23,6 +23,8 @@ from poseidon.store.queries import load_deadlines, load_environments, load_recor
 from poseidon.store.store import Store
 from poseidon.supervisor import Supervisor
 
+CONCURRENT_STARTS = 16
+"""Starts that an executor is asked for at the same time; it may have a tighter limit of its own."""
 PROOF_INTERVAL = 0.1
 """Seconds between listings while all runners are being stopped."""
 
@@ -51,6 +53,7 @@ class Shell:
 
     async def stop_all_runners(self, reason: Reason) -> None:
         """Destroy everything, and wait until listings prove that nothing is left."""
+        await self.environments.stop_refreshing()
         self.claims.stop_all(reason)
         for dispatcher in self.dispatchers.values():
             while dispatcher.fleet.environments():
@@ -60,7 +63,7 @@ class Shell:
 
 
 async def open_shell(
-    executors: Sequence[Executor], store: Store, supervisor: Supervisor, *, claim_wait: float, start_concurrency: int
+    executors: Sequence[Executor], store: Store, supervisor: Supervisor, *, claim_wait: float
 ) -> Shell:
     """The shell with all that *store* remembers; nothing runs before `Shell.run`."""
     clock = Clock()
@@ -71,7 +74,7 @@ async def open_shell(
         dispatchers[executor.name] = Dispatcher(executor, fleet, store, clock)
     environments = Environments(dispatchers, store, supervisor, clock.now)
     carriers = {
-        name: Carrier(dispatcher, store, environments.find, environments.start_failed, concurrency=start_concurrency)
+        name: Carrier(dispatcher, store, environments.find, environments.start_failed, concurrency=CONCURRENT_STARTS)
         for name, dispatcher in dispatchers.items()
     }
     claims = Claims(dispatchers, environments.get, store, claim_wait=claim_wait, wake=environments.wake)

@@ -140,6 +140,11 @@ class Environments:
                 self._stop_jobs(dispatcher, environment, Reason.REMOVED)
         log.info("environment removed", environment_id=environment)
 
+    async def stop_refreshing(self) -> None:
+        """Pools are no longer looked after, until the next start."""
+        for environment in self.list():
+            await self._supervisor.stop(_service(environment.id))
+
     def wake(self, environment: EnvironmentId) -> None:
         """Its pool has changed, or clients wait."""
         refresher = self._refreshers.get(environment)

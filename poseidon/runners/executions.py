@@ -158,10 +158,14 @@ class Executions:
         """Forget, again and again, what nobody connected to in time."""
         while True:
             await trio.sleep(min(LOOK_FOR_EXPIRED, self._expiry))
-            now = self._now()
-            for waiting in [each for each in self._waiting.values() if self._is_stale(each, now)]:
-                del self._waiting[waiting.id]
-            self._records.submit(partial(expire_executions, created_before=now - self._expiry, at=now))
+            self.forget_stale()
+
+    def forget_stale(self) -> None:
+        """Give up what waits for too long, or in a runner that is gone."""
+        now = self._now()
+        for waiting in [each for each in self._waiting.values() if self._is_stale(each, now)]:
+            del self._waiting[waiting.id]
+        self._records.submit(partial(expire_executions, created_before=now - self._expiry, at=now))
 
     def _is_stale(self, waiting: WaitingExecution, now: float) -> bool:
         try:

@@ -54,7 +54,7 @@ async def open_rig(
     """A daemon's shell; opened again on the same folder it is one that was restarted."""
     executor = executor or ScriptedExecutor()
     async with open_store(folder / "poseidon.db") as store, open_supervisor() as supervisor:
-        shell = await open_shell([executor], store, supervisor, claim_wait=claim_wait, start_concurrency=4)
+        shell = await open_shell([executor], store, supervisor, claim_wait=claim_wait)
         await shell.run()
         yield Rig(executor, store, shell, supervisor)
 
