@@ -44,7 +44,7 @@ class LookedUp:
     used: bool = False
     timeout: int = 0
     issued: bool = False
-    """A runner with the job's id was handed out once: it must not come back (asked of the store)."""
+    """The job, or its id, has had a runner before, and was over: it must not come back (asked of the store)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -136,7 +136,12 @@ class Fleet:
 
     def ask(self, now: float) -> Asked:
         """To be called before a listing or look-up is asked for, and handed in with its result."""
-        return Asked(now, self._highest_job, self._highest_allocation)
+        position = self._position
+        return Asked(
+            now,
+            max(self._highest_job, position.jobs_index),
+            max(self._highest_allocation, position.allocations_index),
+        )
 
     def advance(self, stream: int) -> None:
         """The stream has been applied up to *stream*."""
@@ -266,7 +271,7 @@ class Fleet:
                 return None
         known = entry.allocations.get(new.id)
         if known is None:
-            if _is_old_news(new.version, max(self._position.allocations_index, entry.floor), as_of):
+            if _is_old_news(new.version, self._listed_up_to(entry), as_of):
                 return None
         elif new.version <= known.version:
             return None
@@ -289,8 +294,7 @@ class Fleet:
             if entry is None:
                 return None
         job = entry.job
-        revived = new.version == job.version and job.status is JobStatus.DEAD and new.status is not JobStatus.DEAD
-        if new.version <= job.version and not revived:
+        if new.version < job.version or (new.version == job.version and not _is_livelier(new, job)):
             return None
         self._highest_job = max(self._highest_job, new.version)
         mark = job.mark if new.used is None else new.used
@@ -301,8 +305,7 @@ class Fleet:
         entry = self._entries.get(gone.job)
         if entry is None or gone.version <= entry.job.gone_version:
             return None
-        self._highest_job = max(self._highest_job, gone.version)
-        self._update(entry, replace(entry.job, gone_version=gone.version))
+        self._update(entry, replace(entry.job, gone_version=gone.version))  # not of the table: it may stay below
         return entry
 
     def _adoptable(self, job: JobId, now: float) -> _Entry | None:
@@ -318,10 +321,11 @@ class Fleet:
 
     def _listed(self, event: Listed, now: float) -> list[Decision]:
         listing, asked = event.listing, event.asked
+        decisions: list[Decision] = []
         if listing.jobs_index < asked.jobs_version or listing.allocations_index < asked.allocations_version:
             self._went_back += 1
             if self._went_back >= 2:
-                self._forget_versions(listing)
+                decisions = self._forget_versions(listing, now)
         else:
             self._went_back = 0
         touched = self._apply(listing, now)
@@ -332,7 +336,7 @@ class Fleet:
         )
         if position != self._position:
             self._position = self._journal.position = position
-        return self._conclude(touched, listing, asked, now)
+        return [*decisions, *self._conclude(touched, listing, asked, now)]
 
     def _looked_up(self, event: LookedUp, now: float) -> list[Decision]:
         if event.job not in self._entries:
@@ -418,17 +422,12 @@ class Fleet:
             and all(known.version <= listing.allocations_index for known in entry.allocations.values())
         )
 
-    def _forget_versions(self, listing: Listing) -> None:
+    def _forget_versions(self, listing: Listing, now: float) -> list[Decision]:
         """The cluster went back in time: keep lives and intents, but take *listing* as it is."""
         listed = {allocation.id for allocation in listing.allocations}
+        decisions: list[Decision] = []
         for entry in self._entries.values():
-            stop = entry.job.stop
-            self._update(
-                entry,
-                replace(
-                    entry.job, version=0, gone_version=0, stop=None if stop is None else replace(stop, answered=None)
-                ),
-            )
+            decisions += self._ask_again(entry, now)
             for allocation in list(entry.allocations.values()):
                 if allocation.id in listed:
                     entry.allocations[allocation.id] = replace(allocation, version=0, created=0)
@@ -438,14 +437,27 @@ class Fleet:
             entry.floor = 0
         self._highest_job = self._highest_allocation = self._went_back = 0
         self._position = self._journal.position = Position(epoch=self._position.epoch + 1)
+        return decisions
+
+    def _ask_again(self, entry: _Entry, now: float) -> list[Decision]:
+        """What the executor has answered may be undone: stops and marks are to be repeated."""
+        job = entry.job
+        used = entry.runner is not None and entry.runner.phase is Phase.USED
+        mark = not used if job.mark is not None and entry.spent else job.mark
+        answered = job.stop is not None and job.stop.answered is not None
+        stop = Intent(now) if answered else job.stop
+        self._update(entry, replace(job, version=0, gone_version=0, mark=mark, stop=stop))
+        return [StopJob(job.id)] if answered else []
 
     def _adopt(self, entry: _Entry, found: LookedUp, now: float) -> list[Decision]:
         """A stranger's job becomes ours; if it is in use, its runner has the job's id, as its client knows it."""
         self._update(entry, replace(entry.job, adopted=True, mark=found.used))
+        if found.issued:  # it was over, and a client may have had its allocation
+            return self._stop(entry, Reason.SPENT, now)
         if not found.used:
             return []
         current = self._current(entry)
-        if current is None or not rules.runs(current) or found.issued:
+        if current is None or not rules.runs(current):
             return self._stop(entry, Reason.SPENT, now)
         self._issue(entry, current, now, named_after_job=True)
         assert entry.runner is not None
@@ -542,6 +554,10 @@ class Fleet:
     def _current(self, entry: _Entry) -> Allocation | None:
         return rules.current(entry.job, entry.allocations)
 
+    def _listed_up_to(self, entry: _Entry) -> int:
+        """The index up to which the job's unknown allocations are known to be gone."""
+        return max(self._position.allocations_index, entry.floor)
+
     def _issue(self, entry: _Entry, allocation: Allocation, now: float, *, named_after_job: bool) -> None:
         """The life of *allocation* becomes an idle runner (rule 5 tells which ones have the job's id)."""
         job = entry.job
@@ -609,6 +625,8 @@ class Fleet:
 
     def _mark(self, entry: _Entry) -> list[Decision]:
         wanted = self.wanted_mark(entry.job.id)
+        if entry.mark_asked and not wanted:  # it may have been written, though not answered
+            self._update(entry, replace(entry.job, mark=True))
         if wanted is None or entry.job.mark is None or wanted == entry.job.mark:
             entry.mark_asked = None
             return []
@@ -622,7 +640,9 @@ class Fleet:
             return JobState.ENDED
         if entry.runner is not None:
             return JobState.LIVE
-        if not entry.job.adopted or self._current(entry) is not None or rules.will_return(entry.job, entry.allocations):
+        if not entry.job.adopted or self._current(entry) is not None:
+            return JobState.STARTING
+        if rules.will_return(entry.job, entry.allocations, self._listed_up_to(entry)):
             return JobState.STARTING
         return JobState.DOUBTFUL
 
@@ -644,6 +664,8 @@ class Fleet:
         assert entry.runner is None
         del self._entries[entry.job.id]
         del self._by_environment[entry.job.environment][entry.job.id]
+        for allocation in entry.allocations:
+            self._journal.absent(allocation)  # should the job come back, these mustn't
         self._journal.end(entry.job.id)
         return [PoolChanged(entry.job.environment)]
 
@@ -651,7 +673,7 @@ class Fleet:
         self._position = records.position
         for job in records.jobs:
             self._add(job)
-            self._highest_job = max(self._highest_job, job.version, job.gone_version)
+            self._highest_job = max(self._highest_job, job.version)
         for allocation in records.allocations:
             if allocation.job in self._entries:
                 self._entries[allocation.job].allocations[allocation.id] = allocation
@@ -668,6 +690,15 @@ class Fleet:
                 if runner.phase is Phase.IDLE:
                     self._idle.setdefault(runner.environment, {})[runner.id] = runner.job
         self._journal.take()
+
+
+def _is_livelier(new: JobSeen, job: Job) -> bool:
+    """Whether *new*, of the version that we know, tells more: a job is recorded dead and alive at one version, and
+    that it is pending as of our start's answer is but a guess."""
+    if job.status is JobStatus.DEAD:
+        return new.status is not JobStatus.DEAD
+    guessed = job.start is not None and job.start.answered == job.version
+    return guessed and job.status is JobStatus.PENDING and new.status is JobStatus.RUNNING
 
 
 def _is_old_news(version: int, floor: int, as_of: int | None) -> bool:

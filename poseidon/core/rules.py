@@ -52,8 +52,9 @@ def current(job: Job, allocations: Allocations) -> Allocation | None:
     return max(meant, key=_age, default=None)
 
 
-def will_return(job: Job, allocations: Allocations) -> bool:
-    """Whether something says that a job without a current allocation will have one."""
+def will_return(job: Job, allocations: Allocations, listed: int) -> bool:
+    """Whether something says that a job without a current allocation will have one. *listed*: the index up to which
+    all that isn't among *allocations* is known to be gone."""
     if awaits_start(job) or (job.status is JobStatus.PENDING and job.version > job.gone_version):
         return True
     standing = (allocation for allocation in allocations.values() if allocation.created > job.gone_version)
@@ -63,7 +64,7 @@ def will_return(job: Job, allocations: Allocations) -> bool:
     if newest.desired is DesiredStatus.RUN and newest.migrate:
         return True
     if newest.next is not UNTOLD and newest.next is not None:
-        return newest.next not in allocations
+        return newest.next not in allocations and newest.version > listed
     return newest.follow_up is not UNTOLD and newest.follow_up is not None
 
 
