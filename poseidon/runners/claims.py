@@ -61,7 +61,7 @@ class Claims:
         self._claim_wait = claim_wait
         self._wake = wake
         self._waiting: dict[EnvironmentId, deque[_Waiter]] = defaultdict(deque)
-        self._recent: dict[RunnerId, str] = {}
+        self._recent: dict[RunnerId, RunnerFacts] = {}
         self._deadlines: Deadlines | None = None
         self.draining = False
         for dispatcher in dispatchers.values():
@@ -171,8 +171,8 @@ class Claims:
         """The runner in use with this id. Raises RunnerGone."""
         known = self._living(runner)
         if known is None or known.phase is not Phase.USED:
-            reason = self._recent.get(runner)
-            raise RunnerGone(f"no runner found with this id{'' if reason is None else f' ({reason})'}")
+            recent = self._recent.get(runner)
+            raise RunnerGone(f"no runner found with this id{'' if recent is None else f' ({recent.reason})'}")
         return known
 
     def place(self, runner: Runner) -> tuple[Executor, Allocation]:
@@ -252,6 +252,8 @@ class Claims:
         known = self._living(runner)
         if known is not None:
             return self._facts(known)
+        if runner in self._recent:  # the store may not have heard of its end yet
+            return self._recent[runner]
         return await self._reads.read(partial(_gone_facts, runner=runner))
 
     def list(self) -> "list[RunnerFacts]":
@@ -276,8 +278,8 @@ class Claims:
         return None
 
     def _remember(self, runner: Runner) -> None:
-        if runner.phase is Phase.GONE and runner.claimed_at is not None:
-            self._recent[runner.id] = str(runner.reason)
+        if runner.phase is Phase.GONE:
+            self._recent[runner.id] = RunnerFacts.of(runner)
             if len(self._recent) > REMEMBERED:
                 self._recent.pop(next(iter(self._recent)))
 
