@@ -41,7 +41,7 @@ class BackOff:
 
     def failed(self, now: float, jitter: float) -> "BackOff":
         """One more failure. *jitter*: 0 to 1, stretches the wait by up to a half."""
-        wait = min(self.MOST, self.FIRST * 2.0**self.failures)
+        wait = min(self.MOST, self.FIRST * 2.0 ** min(self.failures, 10))  # a day of failures overflows a float
         return replace(self, failures=self.failures + 1, until=now + wait * (1 + jitter / 2))
 
     def succeeded(self) -> "BackOff":

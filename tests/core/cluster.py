@@ -1,6 +1,6 @@
 """A tiny true cluster: what an executor has, how it changes behind our back, and what it would say of it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -91,10 +91,6 @@ class Cluster:
             return True
         standing = [known for known in self.of(job) if known.created > self.gone.get(job, 0)]
         return any(known.desired is DesiredStatus.RUN and (known.migrate or known.follow_up) for known in standing)
-
-    def alive(self) -> Iterator[Allocation]:
-        """Allocations that may still do something."""
-        return (known for known in self.allocations.values() if known.client not in TERMINAL)
 
     # What happens
 
@@ -197,10 +193,10 @@ class Cluster:
             self._job(job, JobStatus.DEAD, told=not purge)
             if purge:
                 del self.jobs[job]
-            living = [one for one in self.alive() if one.job == job and one.desired is DesiredStatus.RUN]
-            if living:
+            wanted = [one for one in self.allocations.values() if one.job == job and one.desired is DesiredStatus.RUN]
+            if wanted:
                 self._tick()
-            for one in living:
+            for one in wanted:
                 self._allocation(one, desired=DesiredStatus.STOP)
         return index
 
