@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import trio
 from hypercorn.typing import ASGIReceiveEvent
+from wsproto.frame_protocol import CloseReason
 
 CAPACITY = 256 * 1024
 """Bytes that may wait for the handler; then the client has to (TCP's back-pressure).
@@ -88,7 +89,7 @@ class Inbox:
     async def put(self, event: ASGIReceiveEvent) -> None:
         """Bring what the client sent. Raises BrokenResourceError if it has hung up and nobody takes its input."""
         if event["type"] in {"http.disconnect", "websocket.disconnect"}:
-            self._end()
+            self._end(expected=event.get("code") == CloseReason.NORMAL_CLOSURE)
             return
         while self._size >= CAPACITY and not self._closed:
             await self._wait_for_room()
@@ -119,11 +120,13 @@ class Inbox:
         if waiting.cancelled_caught and self._gone():
             raise trio.BrokenResourceError("the client has hung up, and its input isn't taken")
 
-    def _end(self) -> None:
+    def _end(self, *, expected: bool) -> None:
         if self._closed or self._ended:
             return
         self._ended = True
-        if self._events:
+        if expected:
+            self._arrival.unpark_all()  # only who waits for more has waited in vain
+        elif self._events:
             self._hurry()
         else:
             self.cancel_scope.cancel(reason="the client is gone")

@@ -213,6 +213,7 @@ class WebSocket(WSStream):
         super().__init__(*arguments)
         self.buffer = _Message(self.config.websocket_max_message_size)
         self._decided = Gate(self.task_group.hung_up)
+        self._finished = False
 
     @property
     def parted(self) -> bool:
@@ -224,7 +225,10 @@ class WebSocket(WSStream):
             await self._decided.wait()  # a hasty client's first words wait for our answer
             if not self.handshake.accepted:
                 return
-        await super().handle(event)
+        if isinstance(event, StreamClosed):
+            await self._end()
+        else:
+            await super().handle(event)
 
     async def app_send(self, message: ASGISendEvent | None) -> None:
         if message is None:
@@ -232,6 +236,7 @@ class WebSocket(WSStream):
         elif message["type"] == "websocket.send":
             await self._send(message)
         elif not self.closed:
+            self._finished = message["type"] == "websocket.close"
             await super().app_send(message)
         await self._decided.set()
 
@@ -247,6 +252,13 @@ class WebSocket(WSStream):
             await trio.lowlevel.checkpoint()  # else a loop that only sends would stop the whole process
             return
         await super().app_send(message)
+
+    async def _end(self) -> None:
+        """The client's end: expected, and no reason to cancel, after the handler's own close."""
+        if not self.closed and self.app_put is not None:
+            code = CloseReason.NORMAL_CLOSURE if self._finished else CloseReason.ABNORMAL_CLOSURE
+            await self.app_put({"type": "websocket.disconnect", "code": code})
+        self.closed = True
 
     async def _leave(self) -> None:
         """The handler has ended: close what it left open, then the client has its time to answer.

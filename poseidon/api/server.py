@@ -230,6 +230,7 @@ class _WebSocketRequest(TrioASGIWebsocketConnection):
             return
         websocket = self._create_websocket_from_scope(send)
         websocket._receive = partial(self._receive, receive)
+        await receive()  # the connect event: taken, so that an end can be told at once
         await self._answer(await self.app.handle_websocket(websocket), send)
 
     async def _receive(self, receive: ASGIReceiveCallable) -> str | bytes:
