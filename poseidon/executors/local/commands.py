@@ -31,16 +31,14 @@ class Refused(Exception):
 class Commands:
     """The commands of one sandbox."""
 
-    def __init__(
-        self, folder: int, group: Group | None, *, processes: int, gone: trio.Event, nursery: trio.Nursery
-    ) -> None:
+    def __init__(self, folder: int, group: Group, *, processes: int, gone: trio.Event, nursery: trio.Nursery) -> None:
         self._folder = folder
         """Descriptor of the runner's folder, where the helper's socket is; closed by `close`."""
         self._group = group
         self._processes = processes
         self._gone = gone
         self._nursery = nursery
-        self._number = 0
+        self._number = group.highest_execution()
         self._leftover: list[Execution] = []
 
     @asynccontextmanager
@@ -99,8 +97,6 @@ class Commands:
 
     def _new_group(self, undo: ExitStack) -> Execution | None:
         self._sweep()
-        if self._group is None:
-            return None
         self._number += 1
         try:
             group = self._group.execution(self._number, self._processes)
@@ -111,7 +107,7 @@ class Commands:
         return group
 
     def _kills(self) -> int:
-        return self._group.out_of_memory_kills() if self._group else 0
+        return self._group.out_of_memory_kills()
 
     def _sweep(self) -> None:
         """Remove the cgroups of executions of which nothing is left."""

@@ -301,7 +301,8 @@ class Connection:
             self.main = self.helper.fork(request)
         except OSError as error:
             self.send(b"failed", b"%d" % (error.errno or 0), os.strerror(error.errno or 0).encode())
-            self.close_descriptors()
+            descriptors += [self.master] if self.master >= 0 else []
+            self.master = self.procs = self.stop = -1
         else:
             self.running = True
             self.helper.mains[self.main] = self

@@ -21,7 +21,7 @@ from poseidon.errors import ConnectionLost, ExecutorError
 from poseidon.executors.local import root, wire
 from poseidon.executors.local.binary import Binary
 from poseidon.executors.local.settings import LocalSettings
-from poseidon.executors.local.users import entering
+from poseidon.executors.local.users import ENVIRONMENT, entering
 
 ENTER_AND_DETACH = 'n=$1; shift; while [ "$n" -gt 0 ]; do echo 0 > "$1" || exit; shift; n=$((n-1)); done; "$@" &'
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -131,27 +131,25 @@ class Launcher:
         """Start the chain of programs; the answer is our end of the birth channel."""
         plan.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         ours, theirs = socket.socketpair()
-        with ExitStack() as inherited:
+        with ExitStack() as undo, ExitStack() as inherited:
+            undo.callback(ours.close)
             inherited.callback(theirs.close)
             passed = [inherited.enter_context(opened(fd)) for fd in (listener(plan.folder), lock(plan.folder))]
             log = inherited.enter_context((plan.folder / "log").open("wb"))
             command, more = self._command(plan, passed[0], theirs.fileno(), passed[1], inherited)
-            try:
-                subprocess.run(
-                    ["/bin/sh", "-c", ENTER_AND_DETACH, "sh", str(len(plan.entrances)), *plan.entrances, *command],
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    stderr=log,
-                    pass_fds=(*passed, theirs.fileno(), *more),
-                    env=self._binary.environment,
-                    cwd="/",
-                    start_new_session=True,
-                    timeout=self._settings.start_timeout,
-                    check=True,
-                )
-            except BaseException:
-                ours.close()
-                raise
+            subprocess.run(
+                ["/bin/sh", "-c", ENTER_AND_DETACH, "sh", str(len(plan.entrances)), *plan.entrances, *command],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+                pass_fds=(*passed, theirs.fileno(), *more),
+                env={**ENVIRONMENT, **self._binary.environment},
+                cwd="/",
+                start_new_session=True,
+                timeout=self._settings.start_timeout,
+                check=True,
+            )
+            undo.pop_all()
         return ours
 
     def _command(
@@ -161,6 +159,9 @@ class Launcher:
         path, program = self._program.path_and_content(plan.image)
         small = {**root.texts(plan.image), path: program}
         data = {path: inherited.enter_context(memory_file(content)) for path, content in small.items()}
+        if not plan.image:
+            flags = os.O_RDONLY | os.O_CLOEXEC
+            data |= {str(path): inherited.enter_context(opened(os.open(path, flags))) for path in root.host_files()}
         seccomp = inherited.enter_context(memory_file(self._seccomp)) if self._seccomp else -1
         view = root.View(
             image=plan.image,

@@ -116,6 +116,13 @@ class Group:
                 return Execution(path, path / hierarchy.entrance, path / "cgroup.kill", b"1")
         return None
 
+    def highest_execution(self) -> int:
+        """The highest number of an execution that still has a cgroup, from before a restart."""
+        numbers = [0]
+        for _, parent in self.paths():
+            numbers += [int(path.name.rpartition("-")[2]) for path in folders(parent)]
+        return max(numbers)
+
     def remove(self) -> bool:
         """Remove all of it; False if something still runs in it."""
         removed = [remove(folder) for _, path in self.paths() for folder in reversed(list(tree(path)))]

@@ -25,13 +25,15 @@ GROUP = "root:x:0:\ntty:x:5:\nuser:x:1000:\nnogroup:x:65534:\n"
 HOSTS = f"127.0.0.1 localhost {HOSTNAME}\n::1 localhost {HOSTNAME}\n"
 
 SYSTEM = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
-ETC = (
-    *("alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "ssl/certs", "ssl/openssl.cnf", "ca-certificates"),
-    *("ca-certificates.conf", "pki/tls/certs", "pki/ca-trust/extracted", "localtime", "timezone", "locale.alias"),
-    *("protocols", "services", "mime.types", "magic", "inputrc", "bash.bashrc", "terminfo", "fonts", "python3*"),
-    *("java*", "perl", "R", "php", "octave.conf", "ghc", "sgml", "xml", "texmf", "emacs", "vim"),
+ETC_FOLDERS = (
+    *("alternatives", "ssl/certs", "pki/tls/certs", "pki/ca-trust/extracted", "terminfo", "fonts", "python3.*"),
+    *("java*", "perl", "R", "php", "ghc", "texmf"),
 )
-"""Programs need these; /etc as a whole holds what isn't theirs to read."""
+ETC_FILES = (
+    *("ld.so.cache", "localtime", "timezone", "locale.alias", "ssl/openssl.cnf", "protocols", "services", "mime.types"),
+    *("inputrc", "bash.bashrc", "octave.conf"),
+)
+"""Programs need these; /etc as a whole holds what isn't theirs to read. Files are copied: a mount would take longer."""
 NOT_OF_AN_IMAGE = frozenset({"proc", "dev", "sys", "tmp", "run", "workspace", "root", "home", "boot", "lost+found"})
 
 
@@ -51,8 +53,15 @@ class View:
     """We are root of a prepared user namespace; else bwrap makes one with a single user."""
 
 
+def host_files() -> Iterator[Path]:
+    """Small files of this machine that a sandbox gets a copy of."""
+    for path in (Path("/etc", name) for name in ETC_FILES):
+        if path.is_file() and os.access(path, os.R_OK):
+            yield path
+
+
 def texts(image: str) -> dict[str, bytes]:
-    """The small files that every sandbox has for itself."""
+    """The small files that are written for a sandbox."""
     written = {"/etc/passwd": PASSWD, "/etc/group": GROUP, "/etc/hosts": HOSTS, "/etc/hostname": HOSTNAME + "\n"}
     if not image:
         written["/etc/nsswitch.conf"] = "passwd: files\ngroup: files\nhosts: files dns\n"
@@ -81,14 +90,15 @@ def keys(line: str) -> set[str]:
 def arguments(view: View) -> list[str]:
     """All arguments of bwrap, up to the command. The order counts: what is read-only in the end is written before."""
     return [
-        *(image_system(view.image) if view.image else host_system(view.shown)),
+        *(image_system(view.image) if view.image else host_system()),
         *("--proc", "/proc", "--dev", "/dev"),
         *tmpfs("/dev/shm", view.sizes.shm),  # noqa: S108 - of the sandbox
         *("--remount-ro", "/dev"),
         *tmpfs(WORKSPACE, view.sizes.workspace),
         *tmpfs("/tmp", view.sizes.tmp),  # noqa: S108 - of the sandbox
+        *(() if view.image else (word for path in view.shown for word in bind(path))),
         *("--perms", "0700", "--dir", "/root", "--dir", "/home", "--dir", "/run"),
-        *(word for path, fd in view.data.items() for word in ("--perms", "0444", "--ro-bind-data", str(fd), path)),
+        *files(view),
         *("--remount-ro", "/"),
         *("--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"),
         *("--hostname", HOSTNAME, "--new-session", "--clearenv", "--setenv", "LANG", "C.UTF-8", "--as-pid-1"),
@@ -96,6 +106,26 @@ def arguments(view: View) -> list[str]:
         *users(own=view.own_users),
         *(("--seccomp", str(view.seccomp)) if view.seccomp >= 0 else ()),
     ]
+
+
+def files(view: View) -> Iterator[str]:
+    """Small files. Those that an image has too can only be covered, as it is read-only."""
+    for path, descriptor in view.data.items():
+        covers = view.image and not path.startswith("/run/")
+        yield from () if covers else folders_to(path)
+        yield from ("--perms", "0444", "--ro-bind-data" if covers else "--file", str(descriptor), path)
+
+
+def bind(source: str, path: str = "") -> Iterator[str]:
+    """Show *source* read-only, at its own place or another."""
+    yield from folders_to(path or source)
+    yield from ("--ro-bind-try", source, path or source)
+
+
+def folders_to(path: str) -> Iterator[str]:
+    """Make the folders above *path*: those that bwrap makes by itself are closed to all but root."""
+    for parent in reversed(Path(path).parents[:-1]):
+        yield from ("--dir", str(parent))
 
 
 def users(*, own: bool) -> Iterator[str]:
@@ -112,20 +142,18 @@ def tmpfs(path: str, size: int) -> tuple[str, ...]:
     return ("--size", str(size), "--perms", "1777", "--tmpfs", path)
 
 
-def host_system(shown: tuple[str, ...]) -> Iterator[str]:
+def host_system() -> Iterator[str]:
     """This machine's programs."""
-    yield from ("--dir", "/etc", "--ro-bind", "/usr", "/usr")
+    yield from ("--ro-bind", "/usr", "/usr")
     for path in (Path("/", name) for name in SYSTEM):
         if path.is_symlink():
             yield from ("--symlink", str(path.readlink()), str(path))
         elif path.is_dir():
             yield from ("--ro-bind", str(path), str(path))
-    for found in sorted(str(path) for pattern in ETC for path in Path("/etc").glob(pattern)):
-        yield from ("--ro-bind-try", found, found)
+    for found in sorted(str(path) for pattern in ETC_FOLDERS for path in Path("/etc").glob(pattern)):
+        yield from bind(found)
     yield from ("--dir", "/var", "--symlink", "../run", "/var/run")
     yield from ("--symlink", "../tmp", "/var/tmp")  # noqa: S108 - of the sandbox
-    for extra in shown:
-        yield from ("--ro-bind", extra, extra)
 
 
 def image_system(image: str) -> Iterator[str]:
@@ -139,8 +167,8 @@ def image_system(image: str) -> Iterator[str]:
             yield from ("--ro-bind", str(source), f"/{source.name}")
     if not has_python(image):
         for path in (Path("/usr"), Path("/lib"), Path("/lib64")):
-            if path.is_dir():
-                yield from ("--ro-bind", str(path.resolve()), f"{HOST_SYSTEM}{path}")
+            if path.is_dir() and not path.is_symlink():
+                yield from bind(str(path), f"{HOST_SYSTEM}{path}")
 
 
 def has_python(image: str) -> bool:
@@ -160,7 +188,13 @@ def helper_command(image: str, path: str) -> list[str]:
         raise ExecutorError(f"image {image!r} has no {PYTHON}, and this machine's can't be lent to it")
     folders = [*(str(path) for path in Path("/usr/lib").glob("*-linux-gnu")), "/usr/lib64", "/usr/lib"]
     libraries = ":".join(HOST_SYSTEM + folder for folder in folders)
-    return [HOST_SYSTEM + loader, "--library-path", libraries, f"{HOST_SYSTEM}{Path(PYTHON).resolve()}", *options]
+    return [
+        f"{HOST_SYSTEM}{Path(loader).resolve()}",
+        "--library-path",
+        libraries,
+        f"{HOST_SYSTEM}{Path(PYTHON).resolve()}",
+        *options,
+    ]
 
 
 def account_name() -> str:

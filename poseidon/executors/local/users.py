@@ -19,6 +19,7 @@ COUNT = 2_000
 PER_SANDBOX = 2
 USER = 1000
 PATIENCE = 10
+ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
 
 
 def choose_range(instance: str, base: int, count: int, taken: Iterable[tuple[int, int]]) -> tuple[int, int]:
@@ -114,6 +115,7 @@ def make_namespace(first: int) -> int:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
+            env=ENVIRONMENT,
             cwd="/",
         ) as holder:
             assert holder.stdout
@@ -137,6 +139,7 @@ def forbid_more(namespace: int) -> None:
         timeout=PATIENCE,
         stdin=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
+        env=ENVIRONMENT,
         cwd="/",
     )
 
