@@ -27,7 +27,7 @@ class Body(BaseModel):
         if value is None:
             return {}
         if not isinstance(value, Mapping):
-            return value
+            raise ValueError("an object is expected")
         names = {str(field.alias).lower(): str(field.alias) for field in cls.model_fields.values()}
         return {
             names[name.lower()]: given for name, given in value.items() if name.lower() in names and given is not None

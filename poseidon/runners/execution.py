@@ -223,6 +223,7 @@ class Execution:
     async def _attend(self, process: Process, *, remote: bool) -> None:
         async with trio.open_nursery() as nursery:
             self._process = process
+            self._starting.deadline = float("inf")  # from here on the limit is a decision, and cancels nothing
             self._up.set()
             nursery.start_soon(self._feed, process)
             nursery.start_soon(self._pump, process)

@@ -25,7 +25,8 @@ class OutputBuffer:
     def __init__(self) -> None:
         self.received = {Stream.STDOUT: 0, Stream.STDERR: 0}
         self._chunks: deque[tuple[Stream, bytes]] = deque()
-        self._size = 0
+        self.size = 0
+        """Bytes that wait for the client."""
         self._most = OUTPUT_MOST
         self._ended = False
         self._moved = trio.lowlevel.ParkingLot()
@@ -40,17 +41,17 @@ class OutputBuffer:
         self.received[stream] += len(data)
         if not self._ended:
             self._chunks.append((stream, data))
-            self._size += len(data)
+            self.size += len(data)
             self._moved.unpark_all()
 
     async def room(self) -> None:
         """Wait until the client has taken enough."""
-        while self._size > self._most and not self._ended:
+        while self.size > self._most and not self._ended:
             await self._moved.park()
 
     def lift(self) -> None:
         """The command is over: what is left of its output no longer waits for the client."""
-        self._most = self._size + LAST_MOST
+        self._most = self.size + LAST_MOST
         self._moved.unpark_all()
 
     def end(self) -> None:
@@ -61,7 +62,7 @@ class OutputBuffer:
     def discard(self) -> None:
         """Nobody wants it any more."""
         self._chunks.clear()
-        self._size = 0
+        self.size = 0
         self.end()
 
     async def take(self) -> tuple[Stream, bytes] | None:
@@ -71,7 +72,7 @@ class OutputBuffer:
                 return None
             await self._moved.park()
         stream, data = self._next()
-        self._size -= len(data)
+        self.size -= len(data)
         self._moved.unpark_all()
         return stream, data
 

@@ -163,17 +163,21 @@ class _Said:
 
 async def _fed(executor: Executor, allocation: Allocation, command: Command, archive: Iterator[bytes]) -> None:
     """Run *command* with *archive* as its input. Raises FilesFailed with what it said."""
+    said = _Said()
     async with executor.execute(allocation, command) as process:
         try:
-            await _attend(process, archive)
+            ended = await _attend(process, archive, said)
         except BaseException:  # the client has left, or the time is over: nothing of it may go on
             with trio.move_on_after(KILL_WITHIN, shield=True), suppress(ExecutorError):
                 await process.kill()
             raise
+    if isinstance(ended, ExecutorError):
+        raise ended
+    if ended.code != 0:
+        raise FilesFailed(f"file copy failed: {said}")
 
 
-async def _attend(process: Process, archive: Iterator[bytes]) -> None:
-    said = _Said()
+async def _attend(process: Process, archive: Iterator[bytes], said: _Said) -> Exit | ExecutorError:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_feed, process, archive)
         nursery.start_soon(_listen, process, said)
@@ -181,14 +185,11 @@ async def _attend(process: Process, archive: Iterator[bytes]) -> None:
         with trio.move_on_after(OUTPUT_WITHIN):
             await said.complete.wait()
         nursery.cancel_scope.cancel(reason="the command has ended")
-    if isinstance(ended, ExecutorError):
-        raise ended
-    if ended.code != 0:
-        raise FilesFailed(f"file copy failed: {said}")
+    return ended
 
 
 async def _waited(process: Process) -> Exit | ExecutorError:
-    """The end, as a value: a nursery would wrap the error into a group."""
+    """The end, as a value: nurseries on the way would wrap the error into groups."""
     try:
         return await process.wait()
     except ExecutorError as error:

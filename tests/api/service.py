@@ -2,6 +2,7 @@
 
 import json
 import socket
+import struct
 from base64 import b64encode
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -17,12 +18,13 @@ from websockets.trio.client import ClientConnection, connect
 from websockets.typing import Subprotocol
 
 from poseidon.api.app import create_app
-from poseidon.api.parts import Ailment, ApiSettings, Parts
+from poseidon.api.parts import ApiSettings, Parts
 from poseidon.api.server import ServerLimits, serve
 from poseidon.core.model import Allocation, EnvironmentId, RunnerId
 from poseidon.executors.base import Ability
 from poseidon.runners.assembly import Shell, open_shell
 from poseidon.runners.executions import Executions, open_executions
+from poseidon.runners.facts import Ailment
 from poseidon.runners.files import Files
 from poseidon.store.store import Store, open_store
 from poseidon.supervisor import ServiceStatus, Supervisor, open_supervisor
@@ -142,7 +144,7 @@ async def open_service(
     executor = executor or PlainExecutor(root=folder / "workspaces")
     shutdown = trio.Event()
     async with open_store(folder / "poseidon.db") as store, open_supervisor() as supervisor:
-        shell = await open_shell([executor], store, supervisor, claim_wait=claim_wait, start_concurrency=4)
+        shell = await open_shell([executor], store, supervisor, claim_wait=claim_wait)
         await shell.run()
         overview = FakeOverview(supervisor)
         async with (
@@ -156,7 +158,7 @@ async def open_service(
             await nursery.start(
                 partial(serve, app, [listener], limits or ServerLimits(), shutdown=shutdown, grace=grace)
             )
-            headers = {"Poseidon-Token": token} if token else {}
+            headers = {b"Poseidon-Token": token.encode()} if token else {}
             async with httpx.AsyncClient(base_url=url, headers=headers, timeout=20, trust_env=False) as http:
                 yield Service(url, http, executor, store, shell, executions, overview, shutdown)
             shutdown.set()
@@ -181,6 +183,23 @@ async def connected(
         max_queue=queue,
     ) as opened:
         yield opened
+
+
+@asynccontextmanager
+async def stalled(url: str) -> AsyncIterator[ClientConnection]:
+    """A client that doesn't read, and leaves without a word."""
+    with trio.CancelScope() as scope:
+        async with connected(url, queue=1) as opened:
+            yield opened
+            vanish(opened)
+            scope.cancel()
+
+
+def vanish(connection: ClientConnection) -> None:
+    """Reset the connection."""
+    raw = connection.stream.socket  # type: ignore[attr-defined]
+    raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    raw.close()
 
 
 async def read(connection: ClientConnection, *, within: float = 20.0) -> Ended:

@@ -159,7 +159,7 @@ class PlainProcess:
         for stream in Stream:
             nursery.start_soon(self._read, stream, self._send.clone())
         self._send.close()
-        nursery.start_soon(self._await_end)
+        nursery.start_soon(self._reap)
 
     async def send(self, data: bytes) -> None:
         with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
@@ -197,7 +197,7 @@ class PlainProcess:
 
     async def kill(self) -> bool:
         kill_all(self._mark)
-        await self._ended.wait()
+        await self._reap()  # here, for our own tasks may have been cancelled
         return not self._executor.unkillable
 
     def lose(self) -> None:
@@ -213,12 +213,13 @@ class PlainProcess:
         self._popen.wait()
         self._receive.close()
 
-    async def _await_end(self) -> None:
-        pidfd = os.pidfd_open(self._popen.pid)
-        try:
-            await trio.lowlevel.wait_readable(pidfd)
-        finally:
-            os.close(pidfd)
+    async def _reap(self) -> None:
+        pidfd = os.pidfd_open(self._popen.pid) if self._popen.returncode is None else None
+        if pidfd is not None:
+            try:
+                await trio.lowlevel.wait_readable(pidfd)
+            finally:
+                os.close(pidfd)
         code = self._popen.wait()
         if not self._lost:
             self._exit = Exit(code if code >= 0 else 128 - code)
