@@ -14,7 +14,7 @@ from hypercorn.events import Closed, RawData
 from hypercorn.events import Event as ConnectionEvent
 from hypercorn.protocol.events import Body, Data, Event, Request, Response, StreamClosed
 from hypercorn.protocol.h11 import STREAM_ID, H11Protocol, H11WSConnection
-from hypercorn.protocol.http_stream import ASGIHTTPState, HTTPStream
+from hypercorn.protocol.http_stream import HTTPStream
 from hypercorn.protocol.ws_stream import ASGIWebsocketState, FrameTooLargeError, WebsocketBuffer, WSStream
 from hypercorn.typing import (
     AppWrapper,
@@ -189,12 +189,6 @@ class HttpExchange(HTTPStream):
     """One request and its answer."""
 
     task_group: Transport
-
-    async def handle(self, event: Event) -> None:
-        if isinstance(event, StreamClosed) and self.state is ASGIHTTPState.CLOSED:
-            self.closed = True  # the answer is complete: what the handler still does isn't cancelled
-            return
-        await super().handle(event)
 
     async def app_send(self, message: ASGISendEvent | None) -> None:
         if message is not None:

@@ -510,6 +510,8 @@ async def test_a_client_that_does_not_read_cannot_delay_the_shutdown(words: str)
         await trio.sleep(0.05)
         await served.stop(within=2)
         assert watched.cancelled
+        with pytest.raises(trio.BrokenResourceError):  # never an end that looks like a good one
+            await client.rest()
 
 
 async def test_a_send_to_a_client_that_does_not_read_can_be_given_up_and_tears_no_message() -> None:
@@ -547,10 +549,11 @@ async def test_what_waits_for_a_slow_client_is_bounded() -> None:
 
     async with serving(with_websocket(handler)) as served:
         client = await served.open()
-        await trio.sleep(0.1)
-        settled = sent
-        await trio.sleep(0.05)
-        assert sent == settled < 8_000_000  # mostly the kernel's buffers
+        settled = -1
+        while sent != settled:
+            settled = sent
+            await trio.sleep(0.05)
+        assert sent < 8_000_000  # mostly the kernel's buffers
         assert isinstance(await client.event(), BytesMessage)
 
 
@@ -567,7 +570,7 @@ async def test_a_handler_that_only_sends_does_not_outlive_its_client() -> None:
         client = await served.open()
         await watched.started.wait()
         client.client.reset()
-        await watched.is_cancelled(within=0.3)
+        await watched.is_cancelled(within=0.45)
 
 
 @pytest.mark.timeout(10)
@@ -758,7 +761,7 @@ async def test_a_handler_that_never_reads_learns_that_its_client_is_gone(way: st
             client.client.reset()
         else:
             await client.client.aclose()
-        await watched.is_cancelled(within=2 if amount else 0.3)
+        await watched.is_cancelled(within=2 if amount else 0.45)
 
 
 async def test_unread_input_does_not_reset_the_last_words() -> None:
@@ -822,15 +825,14 @@ async def test_pings_are_answered_and_sent() -> None:
 async def test_a_flood_of_pings_costs_no_memory() -> None:
     async with serving(with_websocket(echo)) as served:
         client = await served.open()
-        await client.send(TextMessage("x"))
-        frames = bytes(Connection(ConnectionType.CLIENT).send(Ping(bytes(125)))) * 500
-        with trio.move_on_after(0.3):
-            for _ in range(200):
-                await client.client.send(frames)
-        assert await client.text() == "x"
-        with trio.move_on_after(0.1):
-            while True:
-                await client.event()
+        pings = bytes(Connection(ConnectionType.CLIENT).send(Ping(bytes(125)))) * 1000
+        for _ in range(20):
+            await client.client.send(pings)
+        await client.send(TextMessage("last"))
+        answered = 0
+        while isinstance(await client.event(), Pong):
+            answered += 1
+        assert 0 < answered < 10_000  # what the kernel took; the rest wasn't kept for a client that didn't read
 
 
 # Shutdown
