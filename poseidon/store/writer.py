@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
@@ -123,7 +124,7 @@ class Writer:
 
     def _write(self) -> None:
         """One batch off the head of the queue."""
-        batch = [self._pending[position] for position in range(min(len(self._pending), LARGEST_BATCH))]
+        batch = list(islice(self._pending, LARGEST_BATCH))
         if not batch:
             return
         began = time.perf_counter()

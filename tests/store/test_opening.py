@@ -1,6 +1,7 @@
 """A database is opened if it is sound, ours, and nobody else's; everything else is refused in plain words."""
 
 import os
+import shutil
 import sqlite3
 import subprocess
 import time
@@ -123,6 +124,27 @@ async def test_a_damaged_file_is_refused(path: Path, damage: Callable[[bytes], b
     await check(path, StoreCorrupt, str(path), "damaged")
 
 
+async def test_after_a_crash_all_pages_are_looked_at(path: Path, tmp_path: Path) -> None:
+    crashed = tmp_path / "crashed.db"
+    async with open_store(path):
+        for suffix in ("", "-wal"):
+            shutil.copy(f"{path}{suffix}", f"{crashed}{suffix}")
+    sound = tmp_path / "sound.db"
+    for suffix in ("", "-wal"):
+        shutil.copy(f"{crashed}{suffix}", f"{sound}{suffix}")
+    async with open_store(sound):
+        pass
+    _damage(crashed, "%jobs%")
+    await check(crashed, StoreCorrupt, str(crashed), "damaged")
+
+
+async def test_of_a_file_with_an_odd_size_all_pages_are_looked_at(path: Path) -> None:
+    _damage(path, "%jobs%")
+    with path.open("ab") as file:
+        file.write(bytes(4096))
+    await check(path, StoreCorrupt, str(path), "damaged")
+
+
 async def test_damage_that_shows_only_later_is_told_by_the_query(path: Path) -> None:
     _damage(path, "%jobs%")
     async with open_store(path) as store:
@@ -150,7 +172,7 @@ def _damage(path: Path, like: str) -> None:
 
 
 def _root_pages(path: Path, like: str) -> list[int]:
-    with closing(sqlite3.connect(path)) as other:
+    with closing(sqlite3.connect(f"file:{path}?immutable=1", uri=True)) as other:  # leaves a -wal as it is
         return [page for (page,) in other.execute("SELECT rootpage FROM sqlite_master WHERE name LIKE ?", (like,))]
 
 

@@ -14,7 +14,7 @@ import pytest
 import trio
 import trio.testing
 from sqlalchemy import Connection
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import IntegrityError, ProgrammingError
 
 from poseidon.core.model import EnvironmentId
 from poseidon.errors import EnvironmentNotFound, StoreError
@@ -338,6 +338,15 @@ async def test_closing_does_not_wait_for_ever_for_anothers_lock(path: Path, monk
         with pytest.raises(StoreError, match="closed before"):
             await ticket.wait()
         release()
+
+
+async def test_only_locks_are_waited_for(path: Path) -> None:
+    async with open_store(path) as store:
+        driver = store._writer._connection.connection.driver_connection
+        assert isinstance(driver, sqlite3.Connection)
+        driver.close()
+        with trio.fail_after(5), pytest.raises(ProgrammingError, match="closed database"):
+            await store.write(put("one"))
 
 
 async def test_it_can_be_opened_while_another_holds_the_write_lock(path: Path) -> None:
