@@ -81,9 +81,9 @@ class Connection:
                 self._became_idle()
                 ended = await self._read()
                 await self._finish(ended=ended)
-                await self._close()
+                self._close()
         finally:
-            await self._close()
+            self._close()
 
     def close_if_idle(self) -> None:
         """The server stops: between requests there is nothing to wait for."""
@@ -257,7 +257,7 @@ class Connection:
                 await self._stream.unwrap()
         await self._plain.send_eof()
 
-    async def _close(self) -> None:
+    def _close(self) -> None:
         if self._closed:
             return
         self._closed = True
