@@ -18,7 +18,7 @@ from poseidon.core.events import (
     StopJob,
     Stopped,
 )
-from poseidon.core.model import JobGone, JobId, Phase, Port, Reason, RunnerId, Value
+from poseidon.core.model import UNTOLD, AllocationId, JobGone, JobId, Phase, Port, Reason, RunnerId, Value
 from tests.core.scene import SETTLE, TEN, J, Scene, allocation, ends, job_id, listing, marks, seen, stops
 
 # Rule 1: the newest of each object wins
@@ -200,6 +200,15 @@ def test_a_lost_allocation_that_comes_back_is_a_runner_no_more() -> None:
     assert scene.only.allocation == "a2"
 
 
+def test_of_two_allocations_that_run_the_newer_one_counts() -> None:
+    """As when a node that was cut off is back, and nobody has stopped either yet."""
+    scene = Scene()
+    scene.runs("a1", 11)
+    scene.hand_in(allocation("a2", 13, created=12, started="s2"))
+    assert scene.hand_in(allocation("a1", 15)) == []
+    assert scene.only.allocation == "a2"
+
+
 # Rule 3: a listing is everything up to its index
 
 
@@ -233,6 +242,16 @@ def test_a_listing_counts_as_a_whole() -> None:
     decisions = scene.lists(seen(10), *old_and_new, index=20)
     assert [type(decision) for decision in decisions] == [PoolChanged]
     assert scene.only.allocation == "a2"
+
+
+def test_what_a_listing_doesnt_tell_stays_as_it_was_known() -> None:
+    scene = Scene()
+    scene.starts()
+    told = replace(allocation("a1", 11), previous=AllocationId("a0"), ports=(Port(80, "127.0.0.1:4000"),))
+    scene.hand_in(told)
+    stub = replace(allocation("a1", 12), previous=UNTOLD, next=UNTOLD)
+    scene.lists(seen(10), stub, index=12)
+    assert scene.fleet.allocation(scene.only) == replace(told, version=12)
 
 
 def test_a_start_that_isnt_answered_yet_isnt_absent() -> None:
@@ -774,6 +793,7 @@ def test_a_job_that_ended_and_comes_back_at_once_brings_no_old_allocation() -> N
     """Both may be saved as one change."""
     scene = Scene()
     scene.runs()
+    scene.hand_in(allocation("a1", 25))
     scene.fleet.handle(JobGone(J, 20), scene.now)
     scene.fleet.handle(Listed(listing(index=21), scene.fleet.ask(scene.now)), scene.now)
     scene.hand_in(seen(30))

@@ -36,7 +36,7 @@ from tests.core.shell import KNOWN, SETTLE, UNKNOWN, Shell
 T = TypeVar("T")
 picks = st.integers(min_value=0, max_value=1000)
 
-settings.register_profile("core", max_examples=150, stateful_step_count=50)
+settings.register_profile("core", max_examples=600, stateful_step_count=50)
 settings.register_profile("nightly", max_examples=20_000, stateful_step_count=80)
 
 
@@ -407,11 +407,9 @@ class FleetMachine(RuleBasedStateMachine):
         decisions = shell.land(flight)
         again = [decision for decision in shell.land(flight) if not isinstance(decision, LookUp)]
         assert not again, "the same input again decides nothing"
-        self.hold_on()
-        return busy or bool(decisions) or bool(shell.stopping) or bool(shell.marks)
-
-    def hold_on(self) -> None:
-        self.shell.note_interruptions()
+        shell.note_interruptions()
+        in_doubt = any(shell.fleet.needs_look_up(job) for job in shell.look_ups)
+        return busy or in_doubt or bool(decisions) or bool(shell.stopping) or bool(shell.marks)
 
     def check_truth(self) -> None:
         shell, cluster = self.shell, self.cluster
