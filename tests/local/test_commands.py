@@ -219,13 +219,13 @@ async def test_a_signal_reaches_the_foreground_of_a_terminal(world: World) -> No
     async with world.executor() as executor:
         allocation = await start(executor)
         for tty in (True, False):
-            line = "trap 'echo got it; exit 3' INT; echo ready; while true; do sleep 0.01; done"
+            line = "trap 'echo got it; exit 3' USR1; echo ready; while true; do sleep 0.01; done"
             async with executor.execute(allocation, Command(line, tty=tty)) as process:
                 await read_until(process, "ready")
-                await process.signal(signal.SIGINT)
+                await process.signal(signal.SIGUSR1)
                 await read_until(process, "got it")
                 assert (await process.wait()).code == 3
-                await process.signal(signal.SIGINT)
+                await process.signal(signal.SIGUSR1)
 
 
 async def test_control_c_typed_at_a_terminal_interrupts(world: World) -> None:

@@ -138,7 +138,7 @@ async def test_empty_files_fill_nothing_of_the_host(world: World) -> None:
     script = FILLER
     async with world.executor() as executor:
         victim, neighbour = await start(executor), await start(executor)
-        await run(executor, victim, argv=("timeout", "3", "python3", "-c", script))
+        await run(executor, victim, argv=("timeout", "1", "python3", "-c", script))
         await check_usable(executor, neighbour)
 
 

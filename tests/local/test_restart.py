@@ -16,6 +16,7 @@ from poseidon.core.model import ClientStatus, JobStatus
 from poseidon.executors.local import wire
 from poseidon.executors.local.executor import LocalExecutor
 from poseidon.executors.local.ledger import SandboxRecord
+from poseidon.executors.local.root import PYTHON
 from tests.local.support import (
     ENVIRONMENT,
     IS_ROOT,
@@ -203,8 +204,12 @@ async def test_a_daemon_killed_at_any_moment_of_a_launch_neither_loses_nor_doubl
     world: World, moment: str, records: int
 ) -> None:
     ledger = world.ledger
+    python = sys.executable if os.access(sys.executable, os.X_OK) else PYTHON
     daemon = await trio.run_process(
-        [sys.executable, "-c", DYING_DAEMON, str(world.folder), moment], check=False, capture_stderr=True
+        [python, "-c", DYING_DAEMON, str(world.folder), moment],
+        check=False,
+        capture_stderr=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
     assert daemon.returncode == -signal.SIGKILL, daemon.stderr
     assert len(await ledger.load()) == records

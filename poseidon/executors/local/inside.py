@@ -121,7 +121,7 @@ class Request:
         return master
 
     def resize_terminal(self) -> None:
-        if self.rows > 0 and self.columns > 0:
+        if (self.makes_terminal or self.has_slave) and self.rows > 0 and self.columns > 0:
             size = b"".join(min(n, 65535).to_bytes(2, sys.byteorder) for n in (self.rows, self.columns, 0, 0))
             fcntl.ioctl(self.stdin, termios.TIOCSWINSZ, size)
 
@@ -297,12 +297,12 @@ class Connection:
                 owner = USER if self.helper.changes_user and not request.privileged else -1
                 self.master = request.open_terminal(owner)
                 descriptors.append(request.stdin)
-            request.resize_terminal() if request.makes_terminal or request.has_slave else None
+            request.resize_terminal()
             self.main = self.helper.fork(request)
         except OSError as error:
-            self.send(b"failed", b"%d" % (error.errno or 0), os.strerror(error.errno or 0).encode())
             descriptors += [self.master] if self.master >= 0 else []
             self.master = self.procs = self.stop = -1
+            self.send(b"failed", b"%d" % (error.errno or 0), os.strerror(error.errno or 0).encode())
         else:
             self.running = True
             self.helper.mains[self.main] = self

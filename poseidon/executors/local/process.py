@@ -12,7 +12,7 @@ from errno import EAGAIN, EIO, EPIPE
 
 import trio
 
-from poseidon.errors import AllocationGone, ConnectionLost
+from poseidon.errors import AllocationGone, ConnectionLost, ExecutorError
 from poseidon.executors.base import Exit, Stream
 from poseidon.executors.local import wire
 from poseidon.executors.local.limits import Execution
@@ -159,7 +159,7 @@ class LocalProcess:
         with self._listening, suppress(ConnectionLost, trio.ClosedResourceError):
             while True:
                 match await self._channel.receive():
-                    case [b"exited", code] if code.isdigit() and len(code) <= 3:
+                    case [b"exited", code] if code.isdigit() and len(code) <= 3 and int(code) <= 255:
                         self._end(int(code))
                     case [b"killed", certain]:
                         self._kill_certain = certain == b"1"
@@ -238,7 +238,10 @@ class LocalProcess:
 
 def open_host_terminal() -> tuple[int, int]:
     """Master and slave of a terminal of this machine, for when a runner has used up those that runners may have."""
-    master, slave = pty.openpty()
+    try:
+        master, slave = pty.openpty()
+    except OSError as error:
+        raise ExecutorError(f"this machine has no terminal left: {error.strerror}") from error
     os.set_inheritable(master, False)
     os.set_inheritable(slave, False)
     os.set_blocking(master, False)
