@@ -101,7 +101,8 @@ async def test_a_runner_with_a_command_that_survives_its_limit_is_destroyed(serv
     assert (answer.status_code, "unstoppable" in answer.json()["message"]) == (410, True)
 
 
-async def test_sigquit_comes_first(service: Service, runner: str) -> None:
+async def test_sigquit_comes_first(service: Service, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(execution, "GRACE", 5)
     folder = service.workspace(runner)
     command = "trap 'echo told > told; exit 0' QUIT; echo up; while true; do sleep 0.01; done"
     await service.run(runner, command, timeLimit=1)
@@ -124,7 +125,7 @@ async def test_a_client_that_does_not_read_does_not_delay_the_limit(service: Ser
     folder = service.workspace(runner)
     async with stalled(await service.execute(runner, says_pid("yes"), timeLimit=1)):
         await until((folder / "pid").exists)
-        with trio.fail_after(3):
+        with trio.fail_after(5):
             while alive(service, folder):
                 await trio.sleep(0.02)
 
@@ -282,8 +283,9 @@ async def test_deleting_a_runner_ends_its_executions(service: Service, runner: s
 
 
 async def test_a_restart_in_place_is_explained_though_the_connection_breaks_first(
-    service: Service, runner: str
+    service: Service, runner: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(execution, "EXPLANATION", 10)
     allocation = service.allocation(runner)
     async with connected(await service.execute(runner, "echo up; sleep 60")) as client:
         await next_of(client, "stdout")
@@ -326,16 +328,20 @@ async def test_want_of_memory_is_told_in_the_words_that_clients_know(service: Se
     assert (await service.run(runner, "true")).final == OUT_OF_MEMORY
 
 
-async def test_a_remote_kill_waits_for_its_explanation(service: Service) -> None:
+async def test_a_remote_kill_waits_for_its_explanation(
+    service: Service, runner: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     service.executor.settle = 1.0
     for code in (128, 137):
         service.executor.ends_as = Exit(code)
-        runner = await service.claim()
+        monkeypatch.setattr(execution, "EXPLANATION", 0.05)
         assert (await service.run(runner, "true")).final == {"type": "exit", "data": code}
-        async with connected(await service.execute(runner, "sleep 0.1")) as client:
-            await next_of(client, "start")
-            await trio.sleep(0.2)
-            await service.shell.claims.release(RunnerId(runner), Reason.OUT_OF_MEMORY)
+        monkeypatch.setattr(execution, "EXPLANATION", 10)
+        claimed = await service.claim()
+        async with connected(await service.execute(claimed, "echo up; exit 5")) as client:
+            await next_of(client, "stdout")
+            await trio.sleep(0.1)
+            await service.shell.claims.release(RunnerId(claimed), Reason.OUT_OF_MEMORY)
             assert (await read(client)).final == OUT_OF_MEMORY
 
 

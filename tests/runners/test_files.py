@@ -186,9 +186,9 @@ async def test_a_lost_connection_is_no_success(service: Service, runner: str, mo
 
 
 async def test_file_operations_are_activity(service: Service) -> None:
-    runner = await service.claim(timeout=1)
+    runner = await service.claim(timeout=2)
     for _ in range(4):
-        await trio.sleep(0.4)
+        await trio.sleep(0.6)
         assert (await service.patch(runner, {"x": b"1"})).status_code == 204
 
 
