@@ -16,7 +16,7 @@ from poseidon.api.parts import ApiSettings, Claims, Parts
 from poseidon.api.runners import runners_routes
 from poseidon.api.status import status_routes
 from poseidon.core.model import RunnerId
-from poseidon.errors import Overloaded, PoseidonError, RunnerGone, StoreError, Unauthorized
+from poseidon.errors import ExecutorError, Overloaded, PoseidonError, RunnerGone, StoreError, Unauthorized
 
 log = structlog.get_logger(__name__)
 
@@ -51,7 +51,7 @@ def _answer_errors(app: QuartTrio, claims: Claims) -> None:
     async def refused(error: PoseidonError) -> Response:
         headers = {"Retry-After": str(error.retry_after)} if isinstance(error, Overloaded) else None
         code = error.code if error.status >= SERVER_ERROR else None
-        if code is not None and not isinstance(error, Overloaded):
+        if isinstance(error, ExecutorError | StoreError):
             log.warning("request failed", error=error.message, error_code=code)
         return problem(error.status, error.message, code, headers)
 

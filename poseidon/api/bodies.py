@@ -44,8 +44,13 @@ async def raw_body() -> bytes:
 
 def parse(raw: bytes, model: type[B]) -> B:
     """*raw* as *model*. Raises BadRequest."""
+    return validated(decode(raw), model)
+
+
+def validated(value: object, model: type[B]) -> B:
+    """What `decode` gave as *model*. Raises BadRequest."""
     try:
-        return model.model_validate(decode(raw))
+        return model.model_validate(value)
     except ValidationError as error:
         raise BadRequest(_explain(error)) from None
 

@@ -3,7 +3,7 @@
 from quart import Blueprint, Response
 
 from poseidon.api.answers import empty
-from poseidon.api.bodies import parse, raw_body
+from poseidon.api.bodies import decode, raw_body, validated
 from poseidon.api.parts import Claims, Files
 from poseidon.api.schemas import FilesBody
 from poseidon.core.model import RunnerId
@@ -23,7 +23,11 @@ def files_routes(claims: Claims, files: Files) -> Blueprint:
 
 
 async def _wanted(claims: Claims, runner: str) -> FilesBody:
-    """The body, unless the runner is gone. The raw bytes are free again when this returns: they may be many."""
+    """The body, unless the runner is gone. It may be large: each form of it is dropped when the next is made."""
+    return validated(await _decoded(claims, runner), FilesBody)
+
+
+async def _decoded(claims: Claims, runner: str) -> object:
     raw = await raw_body()
     claims.used(RunnerId(runner))
-    return parse(raw, FilesBody)
+    return decode(raw)

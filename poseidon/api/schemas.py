@@ -1,7 +1,6 @@
 """The bodies of requests and answers: the only place where the wire's names appear."""
 
 import binascii
-from base64 import b64decode
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Annotated, Any
@@ -35,7 +34,7 @@ def _from_base64(value: object) -> object:
         return value
     try:
         plain = value.replace("\r", "").replace("\n", "") if "\n" in value or "\r" in value else value
-        return b64decode(plain, validate=True)
+        return binascii.a2b_base64(plain, strict_mode=True)
     except (binascii.Error, ValueError):
         raise ValueError("base64 with padding is expected") from None
 

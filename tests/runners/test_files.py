@@ -1,6 +1,7 @@
 """Files are copied and deleted by programs in the runner, as the contract wants them."""
 
 import stat
+import sys
 import tarfile
 from collections.abc import AsyncIterator
 from io import BytesIO
@@ -139,6 +140,26 @@ async def test_large_files_arrive_and_cost_little(service: Service, runner: str,
     assert (await service.patch(runner, {"large": content, "second": b"2"})).status_code == 204
     assert (workspace / "large").read_bytes() == content
     assert (workspace / "second").read_text() == "2"
+
+
+async def test_a_copy_costs_less_memory_than_three_times_its_body(service: Service, runner: str) -> None:
+    request = (
+        "import httpx, base64, json, sys;"
+        "body = {'copy': [{'path': 'x', 'content': base64.b64encode(bytes(24_000_000)).decode()}]};"
+        "print(httpx.patch(sys.argv[1], content=json.dumps(body), trust_env=False, timeout=30).status_code)"
+    )
+    Path("/proc/self/clear_refs").write_text("5")  # forgets the peak so far
+    before = peak()
+    url = f"{service.url}/runners/{runner}/files"
+    done = await trio.run_process([sys.executable, "-c", request, url], capture_stdout=True)
+    assert done.stdout == b"204\n"
+    assert peak() - before < 3 * 32_000_000
+
+
+def peak() -> int:
+    """The most bytes of this process that were in memory at once."""
+    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) * 1024
 
 
 async def test_a_client_that_leaves_stops_the_copy(
