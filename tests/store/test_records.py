@@ -153,6 +153,16 @@ def test_what_was_saved_is_loaded_as_it_was(connection: Connection, saved: Recor
         assert load_records(connection, "nomad") == Records()
 
 
+def test_what_was_not_told_stays_apart_from_what_is_none_and_from_any_text(connection: Connection) -> None:
+    one = replace(allocation(job()), follow_up=UNTOLD, previous=None, next=AllocationId("b"))
+    save(connection, changes=Changes(jobs=(job(),), allocations=(one,)))
+    (found,) = load_records(connection, "local").allocations
+    assert found.follow_up is UNTOLD  # a text would be equal to it
+    assert found.previous is None
+    assert found.next == "b"
+    assert connection.exec_driver_sql("SELECT follow_up, previous, next FROM allocations").one() == (None, "", "b")
+
+
 @given(milliseconds)
 def test_times_come_back_to_the_millisecond_and_sort_as_text(moment: float) -> None:
     assert from_text(to_text(moment)) == moment

@@ -21,7 +21,7 @@ from poseidon.store.queries import (
 )
 from poseidon.store.retention import STEPS, Ages, prune, prune_step
 from poseidon.store.store import Store
-from tests.store.values import ENVIRONMENT, NOW, Life, environment, life, runner, transition
+from tests.store.values import ENVIRONMENT, NOW, Life, allocation, environment, life, runner, transition
 
 DAY = 86400.0
 save = partial(save_changes, executor="local", at=NOW)
@@ -84,6 +84,16 @@ def test_a_claimed_runner_stays_while_its_job_may_come_back(connection: Connecti
     save(connection, changes=replace(changes, ended=()))
     prune_all(connection)
     assert load_records(connection, "local").runners == (one.runner,)
+
+
+def test_a_claimed_runner_stays_though_its_job_has_a_newer_one(connection: Connection) -> None:
+    one, changes = over()
+    elsewhere = allocation(one.job, "b")
+    newer = runner(elsewhere, identity="newer", ready_at=NOW + 1)
+    save(connection, changes=replace(changes, ended=()))
+    save(connection, changes=Changes(allocations=(elsewhere,), runners=(newer,)))
+    prune_all(connection)
+    assert set(load_records(connection, "local").runners) == {one.runner, newer}
 
 
 def test_unclaimed_lives_of_a_living_job_go_but_for_the_newest(connection: Connection) -> None:
