@@ -41,6 +41,15 @@ class Commands(click.Group):
         command: click.Command = getattr(importlib.import_module(module), name)
         return command
 
+    def invoke(self, ctx: click.Context) -> object:
+        """What click makes of a reader that has gone is an error of ours; it is none."""
+        try:
+            code = super().invoke(ctx)
+            sys.stdout.flush()
+            return code
+        except BrokenPipeError:
+            return silence()
+
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.option("--url", envvar="POSEIDON_URL", metavar="URL", help="The daemon, e.g. http://127.0.0.1:7200.")
@@ -70,12 +79,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     keep_standard_descriptors()
     try:
         code = cli.main(None if arguments is None else list(arguments), "poseidon", standalone_mode=False)
-        sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except (KeyboardInterrupt, click.Abort):
         return INTERRUPTED
-    except BrokenPipeError:
-        return silence()
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message(), err=True)
         return error.exit_code

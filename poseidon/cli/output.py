@@ -50,6 +50,8 @@ def shown(value: object) -> str:
             return "-"
         case bool():
             return "yes" if value else "no"
+        case float():
+            return f"{value:.1f}"
         case list() | tuple():
             return ",".join(map(str, value)) or "-"
         case _:

@@ -25,6 +25,8 @@ FAREWELL = 5
 """Seconds for what must still be told to the daemon when we are leaving."""
 DEFAULT = wire.Environment(id=1, image="default", prewarming_pool_size=1, exposed_ports=[])
 NOT_FOUND = 404
+SAME_TERMINAL = "exec 2>&1; "
+"""The daemon keeps stderr apart; without a terminal there, a shell shows no prompt, and lines may swap places."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +97,7 @@ class Session:
     def _request(self) -> dict[str, object]:
         wish = self._wish
         body: dict[str, object] = {
-            "command": wish.program.line,
+            "command": (SAME_TERMINAL if self._terminal.whole else "") + wish.program.line,
             "timeLimit": wish.time_limit,
             "privilegedExecution": wish.privileged,
             "environment": dict(wish.variables),

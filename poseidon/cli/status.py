@@ -13,7 +13,7 @@ import trio
 from poseidon.cli import wire
 from poseidon.cli.api import Api, parse
 from poseidon.cli.failures import FAILED, CommandFailed, DaemonUnreachable, printable
-from poseidon.cli.output import ago, ask, table
+from poseidon.cli.output import ago, ask, shown, table
 
 HOME_AND_CLEAR = "\x1b[H\x1b[J"
 CLEAR_LINE_END = "\x1b[K"
@@ -128,5 +128,5 @@ def abilities(state: wire.Status) -> list[str]:
 
 def store(state: wire.Status) -> list[str]:
     """The database's figures in one line."""
-    figures = ", ".join(f"{name} {value}" for name, value in state.store.items())
+    figures = ", ".join(f"{name} {shown(value)}" for name, value in state.store.items())
     return [f"store: {printable(figures)}"] if figures else []

@@ -25,8 +25,9 @@ class Terminal:
     def __init__(self) -> None:
         self.interactive = os.isatty(STDIN) and os.isatty(STDOUT)
         """A person sits at both ends, so the program gets a terminal."""
+        self.whole = self.interactive and os.isatty(STDERR)
+        """The same goes for what the program writes to stderr."""
         self._raw = False
-        self._stderr_too = os.isatty(STDERR)
 
     @property
     def size(self) -> tuple[int, int]:
@@ -73,8 +74,8 @@ class Terminal:
 
     async def write(self, descriptor: int, text: str) -> None:
         """Write all of *text*; waits for a slow reader, or a terminal that Ctrl-S has stopped."""
-        if self._raw and self._stderr_too and descriptor == STDERR:
-            text = text.replace("\n", "\r\n")  # the program's stderr is a pipe, and our terminal no longer does it
+        if self._raw and self.whole and descriptor == STDERR:
+            text = text.replace("\n", "\r\n")  # it came through a pipe, and our terminal no longer does it
         data = text.encode(errors="replace")
         await trio.to_thread.run_sync(partial(write_all, descriptor, data), abandon_on_cancel=True)
 

@@ -184,6 +184,13 @@ def test_durations_are_short(seconds: float, shown: str) -> None:
     assert duration(seconds) == shown
 
 
+def test_a_reader_that_has_gone_is_141_as_for_any_program(process: Callable[..., Child], daemon: FakeDaemon) -> None:
+    listing = process("environments", "list")
+    listing.stdout.close()
+    assert listing.wait(PATIENCE) == 141
+    assert listing.stderr.read() == b""
+
+
 def test_output_that_nobody_reads_is_no_error(daemon: FakeDaemon) -> None:
     at = Screen(["bash", "-c", f"{sys.executable} -m poseidon status --watch --interval 0.1 | head -1"], 24, 80)
     try:

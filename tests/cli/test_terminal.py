@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -59,10 +60,35 @@ def test_ctrl_d_ends_the_programs_input(screen: Open, daemon: FakeDaemon) -> Non
     assert "over" in at.text
 
 
-def test_errors_of_the_program_are_aligned_though_they_come_through_a_pipe(screen: Open, daemon: FakeDaemon) -> None:
-    at = screen("run", "--", "printf 'one\\ntwo\\n' >&2")
+def test_a_shell_prompts(screen: Open, daemon: FakeDaemon) -> None:
+    at = screen("run", "--", "bash", "--norc")
+    at.read_until("bash-")
+    at.type("echo $((40 + 2)); exit 5\r")
+    assert at.end() == 5
+    assert "\n42\r\n" in at.text
+
+
+def test_errors_of_the_program_keep_their_place_and_are_aligned(screen: Open, daemon: FakeDaemon) -> None:
+    at = screen("run", "--", "for n in 1 2 3; do echo out $n; printf 'err\\n' >&2; done")
     assert at.end() == 0
-    assert "one\r\ntwo\r\n" in at.text
+    assert at.text == "".join(f"out {number}\r\nerr\r\n" for number in (1, 2, 3))
+
+
+def test_errors_that_come_before_the_program_are_aligned_too(screen: Open, daemon: FakeDaemon) -> None:
+    at = screen("run", "--", "if then")
+    assert at.end() == 2
+    assert "\n" in at.text
+    assert at.text.count("\n") == at.text.count("\r\n")
+
+
+def test_errors_that_go_elsewhere_stay_apart(daemon: FakeDaemon) -> None:
+    at = Screen(["bash", "-c", f"{sys.executable} -m poseidon run -- 'tty; echo err >&2' 2> err"], 24, 80)
+    try:
+        assert at.end() == 0
+        assert "/dev/pts/" in at.text
+        assert Path("err").read_text() == "err\n"
+    finally:
+        at.close()
 
 
 @pytest.mark.parametrize("code", [0, 5, 255])
