@@ -61,6 +61,7 @@ class Claims:
         self._claim_wait = claim_wait
         self._wake = wake
         self._waiting: dict[EnvironmentId, deque[_Waiter]] = defaultdict(deque)
+        self._serving: set[EnvironmentId] = set()
         self._recent: dict[RunnerId, RunnerFacts] = {}
         self._deadlines: Deadlines | None = None
         self.draining = False
@@ -142,15 +143,25 @@ class Claims:
 
     def _serve(self, environment: EnvironmentId) -> None:
         """The pool has changed: give what is idle to those who wait, in their order."""
+        if environment in self._serving:
+            return  # what is given away changes the pool in turn; who gives it looks again anyway
+        self._serving.add(environment)
+        try:
+            self._serve_in_order(environment)
+        finally:
+            self._serving.discard(environment)
+
+    def _serve_in_order(self, environment: EnvironmentId) -> None:
         queue = self._waiting.get(environment)
         while queue:
-            if not queue[0].served.is_set():
+            waiter = queue[0]
+            if not waiter.served.is_set():
                 try:
-                    queue[0].claim = self._take_oldest(environment, queue[0].timeout)
+                    waiter.claim = self._take_oldest(environment, waiter.timeout)
                 except EnvironmentNotFound:
                     pass  # removed meanwhile: it finds out itself
                 else:
-                    if queue[0].claim is None:
+                    if waiter.claim is None:
                         return
             queue.popleft().served.set()
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from poseidon.core.model import EnvironmentId, Phase, Reason, Runner
+from poseidon.core.model import EnvironmentId, JobId, Phase, Reason, Runner
 from poseidon.errors import Draining, EnvironmentNotFound, Overloaded, RunnerGone
 from poseidon.store.queries import load_records
 from tests.fakes.scripted import ScriptedExecutor
@@ -52,24 +52,46 @@ async def test_a_burst_of_claims_starts_no_more_than_it_takes(tmp_path: Path) ->
         assert len(rig.executor.started) == 20
 
 
+async def test_more_runners_that_come_at_once_than_clients_wait_are_given_one_each(tmp_path: Path) -> None:
+    executor = ScriptedExecutor(held=True)
+    async with open_rig(tmp_path, executor) as rig:
+        await rig.put(2)
+        claimed: list[Runner] = []
+        with trio.fail_after(10):
+            async with trio.open_nursery() as nursery:
+                for number in range(3):
+                    nursery.start_soon(take, rig, claimed)
+                    await until(partial(_is_waiting, rig, number + 1))
+                await until(lambda: len(executor.jobs) == 5)
+                executor.silent = True  # so that the next listing tells of all five at once
+                for job in list(executor.jobs):
+                    executor.run(job)
+        assert len({runner.id for runner in claimed}) == 3
+        assert rig.shell.environments.statistics()[ONE].used == 3
+        assert [service.error for service in rig.supervisor.status() if service.error] == []
+
+
+def _is_waiting(rig: Rig, number: int) -> bool:
+    return rig.shell.claims.waiting(ONE) == number
+
+
 async def test_waiting_clients_are_served_in_their_order(tmp_path: Path) -> None:
     async with open_rig(tmp_path, ScriptedExecutor(held=True)) as rig:
         await rig.put(0)
-        order: list[int] = []
+        served: dict[int, JobId] = {}
 
         async def wait(number: int) -> None:
-            await rig.shell.claims.claim(ONE, timeout=60)
-            order.append(number)
+            served[number] = (await rig.shell.claims.claim(ONE, timeout=60)).job
 
         async with trio.open_nursery() as nursery:
             for number in range(5):
                 nursery.start_soon(wait, number)
-                await until(lambda number=number: rig.shell.claims.waiting(ONE) == number + 1)  # type: ignore[misc]
+                await until(partial(_is_waiting, rig, number + 1))
             await until(lambda: len(rig.executor.started) == 5)
             for job in list(rig.executor.started):
                 rig.executor.run(job)
                 await trio.sleep(0.01)
-        assert order == [0, 1, 2, 3, 4]
+        assert [served[number] for number in range(5)] == rig.executor.started
 
 
 async def test_pool_size_zero_starts_a_runner_on_demand(tmp_path: Path) -> None:
