@@ -5,6 +5,8 @@ import sys
 from functools import partial
 from pathlib import Path
 
+import trio
+
 from bench.bare import python, run_process
 from bench.claims import open_core
 from bench.context import Bench, Measurement
@@ -24,7 +26,8 @@ async def measure_start(bench: Bench) -> None:
                 times[name].append(await daemon.start())
                 await daemon.end()
         finally:
-            await daemon.clear()
+            with trio.CancelScope(shield=True):
+                await daemon.clear()
         times["trio"].append(await milliseconds(partial(run_process, python("import trio"))))
         times["python"].append(await milliseconds(partial(run_process, python("pass"))))
     bench.report.note("start.health", times["health"], times["trio"])
@@ -52,8 +55,9 @@ async def measure_restart(bench: Bench) -> None:
                     await client.full()
                 await daemon.end()
     finally:
-        for daemon in daemons.values():
-            await daemon.clear()
+        with trio.CancelScope(shield=True):
+            for daemon in daemons.values():
+                await daemon.clear()
     bench.report.note("restart.claim", times[crowd], times[1])
 
 
