@@ -107,8 +107,9 @@ async def test_a_memory_hog_dies_and_its_runner_stays(world: World, privileged: 
 
 @needs_root
 async def test_many_small_hogs_never_take_the_helper(world: World) -> None:
-    line = "for i in $(seq 12); do python3 -c 'x = bytearray(20 << 20)' & done; wait"
-    async with world.executor() as executor:
+    # Each far smaller than the helper, all together larger than the limit.
+    line = "for i in $(seq 45); do (x=$(head -c 1000000 /dev/zero | tr '\\0' x); read -t 0.3 <> <(:)) & done; wait"
+    async with world.executor(processes=300, memory_mb=24) as executor:
         victim = await start(executor)
         await run(executor, victim, line)
         await check_usable(executor, victim)

@@ -191,6 +191,27 @@ trio.run(main)
 """
 
 
+async def run_dying_daemon(world: World, moment: str) -> None:
+    """A daemon that launches a sandbox and is killed at *moment*."""
+    python = sys.executable if os.access(sys.executable, os.X_OK) else PYTHON
+    daemon = await trio.run_process(
+        [python, "-c", DYING_DAEMON, str(world.folder), moment],
+        check=False,
+        capture_stderr=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert daemon.returncode == -signal.SIGKILL, daemon.stderr
+
+
+async def test_a_sandbox_whose_daemon_dies_before_recording_it_ends_itself(world: World) -> None:
+    await run_dying_daemon(world, "before running")
+    with trio.fail_after(PATIENCE):
+        while world.processes():
+            await trio.sleep(0.005)
+    async with world.executor() as executor:
+        assert [value.client for value in (await executor.snapshot()).allocations] == [ClientStatus.FAILED]
+
+
 @pytest.mark.parametrize(
     ("moment", "records"),
     [
@@ -204,14 +225,7 @@ async def test_a_daemon_killed_at_any_moment_of_a_launch_neither_loses_nor_doubl
     world: World, moment: str, records: int
 ) -> None:
     ledger = world.ledger
-    python = sys.executable if os.access(sys.executable, os.X_OK) else PYTHON
-    daemon = await trio.run_process(
-        [python, "-c", DYING_DAEMON, str(world.folder), moment],
-        check=False,
-        capture_stderr=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-    assert daemon.returncode == -signal.SIGKILL, daemon.stderr
+    await run_dying_daemon(world, moment)
     assert len(await ledger.load()) == records
     async with world.executor() as executor:
         with trio.fail_after(PATIENCE):
