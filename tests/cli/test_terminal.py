@@ -65,7 +65,7 @@ def test_a_shell_prompts(screen: Open, daemon: FakeDaemon) -> None:
     at.read_until("bash-")
     at.type("echo $((40 + 2)); exit 5\r")
     assert at.end() == 5
-    assert "\n42\r\n" in at.text
+    assert "42\r\n" in at.text
 
 
 def test_errors_of_the_program_keep_their_place_and_are_aligned(screen: Open, daemon: FakeDaemon) -> None:
