@@ -111,6 +111,12 @@ def test_the_first_end_of_an_execution_counts(used: Connection) -> None:
     assert load_statistics(used, NOW + 3).outcomes == {}
 
 
+def test_an_execution_that_has_ended_does_not_begin(used: Connection) -> None:
+    end_execution(used, EXECUTION.id, ExecutionEnd("client_gone"), NOW + 1)
+    begin_execution(used, EXECUTION.id, NOW + 2)
+    assert row(used, "state, started_at") == ("ended", None)
+
+
 def test_executions_end_with_their_runner(used: Connection) -> None:
     end_executions_of(used, EXECUTION.runner, ExecutionEnd("runner_gone", detail="released"), NOW + 1)
     assert row(used, "outcome, detail") == ("runner_gone", "released")
