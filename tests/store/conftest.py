@@ -1,12 +1,13 @@
 """A store on a real file, and a connection on one for what needs no thread."""
 
-import os
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 import trio
 from sqlalchemy import Connection
+from structlog.testing import capture_logs
+from structlog.types import EventDict
 
 from poseidon.store.connect import writing_connection
 from poseidon.store.environments import save_environment
@@ -51,8 +52,8 @@ def connection(path: Path) -> Iterator[Connection]:
         yield connection
 
 
-@pytest.fixture
-def unprivileged() -> None:
-    """For what root may always do."""
-    if os.geteuid() == 0:
-        pytest.skip("root may do this")
+@pytest.fixture(autouse=True)
+def logged() -> Iterator[list[EventDict]]:
+    """What was logged; printing tracebacks for people would take most of the time."""
+    with capture_logs() as entries:
+        yield entries

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import trio
 from sqlalchemy import Connection
+from structlog.types import EventDict
 
 from poseidon.errors import StoreError
 from poseidon.store import writer
@@ -74,7 +75,7 @@ async def test_a_change_that_finds_no_room_is_refused_but_kept(full: Store) -> N
             await full.write(partial(put, key=f"{number}"))
 
 
-async def test_nobody_waits_behind_a_change_that_finds_no_room(full: Store) -> None:
+async def test_nobody_waits_behind_a_change_that_finds_no_room(full: Store, logged: list[EventDict]) -> None:
     full.submit(partial(put, key="big", value=BIG))
     after = full.submit(lambda connection: put(connection, "after", " ".join(keys(connection))))
     with trio.fail_after(5):
@@ -88,6 +89,7 @@ async def test_nobody_waits_behind_a_change_that_finds_no_room(full: Store) -> N
     await full.flush()
     assert await full.read(lambda c: c.exec_driver_sql("SELECT value FROM meta WHERE key = 'after'").scalar()) == "big"
     assert sorted(await full.read(keys)) == ["after", "big"]
+    assert [entry["event"] for entry in logged] == ["writing refused", "writing resumed"]
     assert not full.failed.is_set()
 
 
