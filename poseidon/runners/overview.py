@@ -34,8 +34,7 @@ class Overview:
                 return Ailment("NOMAD_UNREACHABLE", f"executor {name} can't be reached: {dispatcher.trouble}")
             if not dispatcher.listed:
                 return Ailment(UNKNOWN, f"starting: executor {name} hasn't been listed yet")
-        depleting = [str(environment) for environment, pool in self.pools().items() if self._is_depleting(pool)]
-        if depleting:
+        if self.threshold > 0 and (depleting := self._depleting()):
             message = f"the prewarming pool is depleting: environments {', '.join(depleting)}"
             return Ailment("PREWARMING_POOL_DEPLETING", message)
         return None
@@ -63,6 +62,9 @@ class Overview:
         pools = list(self.pools().values())
         idle, used = sum(pool.idle for pool in pools), sum(pool.used for pool in pools)
         return f"{len(pools)} environments, {idle} idle and {used} used runners"
+
+    def _depleting(self) -> list[str]:
+        return [str(environment) for environment, pool in self.pools().items() if self._is_depleting(pool)]
 
     def _is_depleting(self, pool: PoolStatistics) -> bool:
         return pool.size > 0 and pool.idle / pool.size < self.threshold
