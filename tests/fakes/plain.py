@@ -113,6 +113,8 @@ def _started(command: Command, allocation: AllocationId, folder: Path) -> Iterat
     }
     ours, theirs, stderr = _terminal(command) if command.tty else _pipes()
     arguments = ["setsid", "--ctty", *command.arguments()] if command.tty else list(command.arguments())
+    if signal.SIG_IGN in (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGQUIT)):
+        arguments = ["env", "--default-signal", *arguments]  # a shell that started us in its background ignores these
     popen = subprocess.Popen(
         arguments,
         stdin=theirs[0],
