@@ -322,7 +322,9 @@ class Fleet:
     def _listed(self, event: Listed, now: float) -> list[Decision]:
         listing, asked = event.listing, event.asked
         decisions: list[Decision] = []
-        if listing.jobs_index < asked.jobs_version or listing.allocations_index < asked.allocations_version:
+        if listing.jobs_only:
+            pass  # only a full listing can replace what is known
+        elif listing.jobs_index < asked.jobs_version or listing.allocations_index < asked.allocations_version:
             self._went_back += 1
             if self._went_back >= 2:
                 decisions = self._forget_versions(listing, now)
@@ -416,6 +418,7 @@ class Fleet:
         job = entry.job
         return (
             job.adopted
+            and not listing.jobs_only
             and job.doubtful_since is not None
             and asked.at >= job.doubtful_since + self._settle
             and listing.jobs_index >= max(job.version, job.gone_version)

@@ -171,6 +171,8 @@ class Listing:
     jobs_index: int
     allocations_index: int
     only: JobId | None = None
+    jobs_only: bool = False
+    """Allocations weren't listed: their absence means nothing (their index is 0)."""
 
 
 Value = Allocation | JobSeen | JobGone

@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Protocol, runtime_checkable
 
 from poseidon.core.command import Command
-from poseidon.core.model import Allocation, Environment, JobId, Listing, Value
+from poseidon.core.model import Allocation, Environment, EnvironmentId, JobId, Listing, Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,3 +134,33 @@ class KeepsRecords(Protocol):
 
     async def mark(self, job: JobId, *, used: bool, timeout: int) -> None:
         """Write the job's used mark. Raises ExecutorUnreachable."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobsListed:
+    """All jobs, without their allocations. *running*: those of which something runs, as the executor counts them."""
+
+    listing: Listing
+    running: frozenset[JobId] = frozenset()
+
+
+@runtime_checkable
+class ListsJobs(Protocol):
+    """An executor whose full listing is dear: between two breaks of the stream only its jobs are compared."""
+
+    async def list_jobs(self) -> JobsListed:
+        """A listing with `jobs_only`. Raises ExecutorUnreachable."""
+
+
+@runtime_checkable
+class KeepsTemplates(Protocol):
+    """An executor that keeps the environments too (Nomad: a job each), so that they can be taken over from it."""
+
+    async def put_template(self, environment: Environment) -> None:
+        """Create or replace. Raises ExecutorUnreachable, ExecutorError."""
+
+    async def remove_template(self, environment: EnvironmentId) -> None:
+        """Remove it, known or not. Raises ExecutorUnreachable."""
+
+    async def environments(self) -> Sequence[Environment]:
+        """All that it keeps. Raises ExecutorUnreachable."""

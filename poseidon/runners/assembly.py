@@ -11,7 +11,7 @@ import trio
 from poseidon.core.fleet import Fleet
 from poseidon.core.model import EnvironmentId, Phase, Reason, RunnerId
 from poseidon.errors import ExecutorUnreachable
-from poseidon.executors.base import Executor
+from poseidon.executors.base import Executor, KeepsTemplates
 from poseidon.runners import consumer
 from poseidon.runners.carrier import Carrier
 from poseidon.runners.claims import Claims
@@ -19,6 +19,7 @@ from poseidon.runners.clock import Clock
 from poseidon.runners.deadlines import Deadlines
 from poseidon.runners.dispatcher import Dispatcher
 from poseidon.runners.environments import Environments
+from poseidon.runners.templates import Templates
 from poseidon.store.queries import load_deadlines, load_environments, load_records
 from poseidon.store.store import Store
 from poseidon.supervisor import Supervisor
@@ -49,6 +50,9 @@ class Shell:
         self.environments.launch()
         for name, dispatcher in self.dispatchers.items():
             self.supervisor.add(f"events {name}", partial(consumer.follow, dispatcher))
+            if isinstance(dispatcher.executor, KeepsTemplates):
+                templates = Templates(dispatcher.executor, dispatcher, self.environments)
+                self.supervisor.add(f"templates {name}", templates.run)
         await self.supervisor.start("deadlines", self.deadlines.run)
 
     async def stop_all_runners(self, reason: Reason) -> None:
@@ -58,7 +62,7 @@ class Shell:
         for dispatcher in self.dispatchers.values():
             while dispatcher.fleet.environments():
                 with suppress(ExecutorUnreachable):
-                    await dispatcher.list_all()
+                    await dispatcher.compare()
                 await trio.sleep(PROOF_INTERVAL)
 
 

@@ -41,14 +41,16 @@ async def _follow_once(dispatcher: Dispatcher, delays: Delays) -> None:
 
 async def _list_again_and_again(dispatcher: Dispatcher, delays: Delays) -> None:
     """The stream is not to be trusted alone: it doesn't say what it has lost."""
+    take = dispatcher.list_all
     while True:
         try:
             with trio.fail_after(LIST_WITHIN):
-                await dispatcher.list_all()
+                await take()
         except trio.TooSlowError:
             raise ExecutorUnreachable(f"no listing within {LIST_WITHIN:g} seconds") from None
         dispatcher.reachable, dispatcher.trouble = True, None
         delays.made = 0
+        take = dispatcher.compare
         await trio.sleep(dispatcher.executor.list_interval)
 
 

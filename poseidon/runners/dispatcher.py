@@ -12,10 +12,10 @@ from typing import Any, Protocol
 import structlog
 from sqlalchemy import Connection
 
-from poseidon.core.events import Decision, EndExecutions, Event, Listed, PoolChanged
+from poseidon.core.events import Decision, EndExecutions, Event, Listed, LookedUp, PoolChanged
 from poseidon.core.fleet import Fleet
-from poseidon.core.model import Changes, EnvironmentId, Phase, Reason, Runner, RunnerId
-from poseidon.executors.base import Batch, Executor
+from poseidon.core.model import Changes, EnvironmentId, JobId, Phase, Reason, Runner, RunnerId
+from poseidon.executors.base import Batch, Executor, JobsListed, ListsJobs
 from poseidon.runners.clock import Clock
 from poseidon.store.queries import save_changes
 
@@ -83,6 +83,32 @@ class Dispatcher:
         listing = await self.executor.snapshot()
         self.handle(Listed(listing, asked))
         self.listed = True
+
+    async def compare(self) -> None:
+        """Compare what is there with what is known, as cheaply as the executor can. Raises ExecutorUnreachable."""
+        if not isinstance(self.executor, ListsJobs):
+            await self.list_all()
+            return
+        asked = self.fleet.ask(self.clock.now())
+        found = await self.executor.list_jobs()
+        self.handle(Listed(found.listing, asked))
+        for job in self._differing(found):
+            await self._look_up(job)
+
+    def _differing(self, found: JobsListed) -> list[JobId]:
+        """Jobs of which the executor says that something runs, or nothing, and the stream has told otherwise."""
+        known = ((seen.job, self.fleet.job(seen.job)) for seen in found.listing.jobs)
+        return [
+            job
+            for job, entry in known
+            if entry is not None and entry.adopted and entry.stop is None
+            if (job in found.running) != (self.fleet.living(job) is not None)
+        ]
+
+    async def _look_up(self, job: JobId) -> None:
+        asked = self.fleet.ask(self.clock.now())
+        found = await self.executor.look_up(job)
+        self.handle(LookedUp(job, found.listing, asked, used=found.used, timeout=found.timeout or 0))
 
     def resume(self) -> Ticket:
         """Decide again what was under way before a restart, of the daemon or of the carrier."""

@@ -1,7 +1,8 @@
 """The environments: what clients put and delete, kept in the store, each with a refresher for its pool."""
 
+import builtins
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Protocol, TypeVar
@@ -13,7 +14,8 @@ from sqlalchemy import Connection
 from poseidon.core.events import Stop
 from poseidon.core.model import Environment, EnvironmentId, Reason, Runner
 from poseidon.core.pool import survey
-from poseidon.errors import BadRequest, EnvironmentNotFound, ExecutorError
+from poseidon.errors import BadRequest, EnvironmentNotFound, ExecutorError, ExecutorUnreachable
+from poseidon.executors.base import KeepsTemplates
 from poseidon.runners.carrier import Carrier
 from poseidon.runners.dispatcher import Dispatcher
 from poseidon.runners.facts import PoolStatistics, PoolStatus
@@ -47,6 +49,9 @@ class Environments:
         self._locks: dict[EnvironmentId, trio.Lock] = defaultdict(trio.Lock)
         self._carriers: dict[str, Carrier] = {}
         self._waiting: Callable[[EnvironmentId], int] = lambda _: 0
+        self.untold: set[EnvironmentId] = set()
+        """Environments whose executor couldn't be told of their newest state."""
+        self._newly_untold = trio.Event()
         for dispatcher in dispatchers.values():
             dispatcher.on_pool.append(self.wake)
             dispatcher.on_runner.append(self._runner_changed)
@@ -96,11 +101,13 @@ class Environments:
         for environment in self.list():
             self._launch(environment)
 
-    async def put(self, wanted: Environment) -> bool:
+    async def put(self, wanted: Environment, *, template_may_wait: bool = False) -> bool:
         """Create or update; True if it is new. Returns when it is durable: the pool is filled in the background.
 
         A change of size only scales. The same again refreshes: each idle runner is replaced, one by one. Any other
-        change replaces idle runners at once. Used ones always finish. Raises BadRequest, Unsupported, StoreError.
+        change replaces idle runners at once. Used ones always finish. An executor that keeps templates is told first,
+        so that nothing is done by halves; *template_may_wait*: later, if it can't be reached.
+        Raises BadRequest, Unsupported, StoreError, ExecutorError.
         """
         dispatcher = self._dispatchers.get(wanted.executor)
         if dispatcher is None:
@@ -108,6 +115,9 @@ class Environments:
         dispatcher.executor.check(wanted)
         async with self._locks[wanted.id]:
             known = self._known.get(wanted.id)
+            if known is not None and known.executor != wanted.executor:
+                await self._remove_template(known)
+            await self._put_template(wanted, may_wait=template_may_wait)
             with trio.CancelScope(shield=True):
                 environment = await self._writes.write(partial(_save_next, known=known, wanted=wanted, at=self._now()))
                 if known is not None and known.executor != environment.executor:
@@ -124,12 +134,57 @@ class Environments:
             known is None
             or replace(wanted, generation=known.generation, compatible_since=known.compatible_since) != known
         ):
-            await self.put(wanted)
+            await self.put(wanted, template_may_wait=True)
+
+    async def take_over(self, found: Sequence[Environment], look: Callable[[], Awaitable[None]]) -> None:
+        """An executor keeps environments that we don't know: from now on we do. *look* finds their runners before
+        their pools are looked after. Raises StoreError, ExecutorUnreachable."""
+        saved: builtins.list[Environment] = []
+        for each in found:
+            with trio.CancelScope(shield=True):
+                environment = await self._writes.write(partial(_save_next, known=None, wanted=each, at=self._now()))
+            self._dispatchers[each.executor].fleet.know(environment.id, environment.generation)
+            saved.append(environment)
+        if saved:
+            await look()
+        for environment in saved:
+            if environment.id not in self._known:  # a client may have put it meanwhile
+                self._take_in(environment)
+                log.info("environment taken over", environment_id=environment.id, size=environment.pool_size)
+
+    async def waiting_for_template(self) -> None:
+        """Return when an executor couldn't be told of an environment."""
+        if not self.untold:
+            self._newly_untold = trio.Event()
+            await self._newly_untold.wait()
+
+    async def _put_template(self, wanted: Environment, *, may_wait: bool) -> None:
+        executor = self._dispatchers[wanted.executor].executor
+        if not isinstance(executor, KeepsTemplates):
+            return
+        try:
+            await executor.put_template(wanted)
+        except ExecutorUnreachable as error:
+            if not may_wait:
+                raise
+            log.warning("template has to wait", environment_id=wanted.id, error=error.message)
+            self.untold.add(wanted.id)
+            self._newly_untold.set()
+
+    async def _remove_template(self, known: Environment) -> None:
+        executor = self._dispatchers[known.executor].executor
+        if isinstance(executor, KeepsTemplates):
+            await executor.remove_template(known.id)
+        self.untold.discard(known.id)
 
     async def remove(self, environment: EnvironmentId) -> None:
-        """Delete it, and destroy all its runners, used ones too. Raises EnvironmentNotFound, StoreError."""
+        """Delete it, and destroy all its runners, used ones too.
+
+        Raises EnvironmentNotFound, StoreError; ExecutorUnreachable if its template can't be removed, for that would
+        bring it back."""
         async with self._locks[environment]:
             known = self.get(environment)
+            await self._remove_template(known)
             with trio.CancelScope(shield=True):
                 await self._writes.write(partial(remove_environment, environment=environment, at=self._now()))
                 del self._known[environment]

@@ -1,0 +1,1 @@
+"""Runs jobs on a Nomad cluster."""

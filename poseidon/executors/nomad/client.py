@@ -1,0 +1,224 @@
+"""Short requests to Nomad, and its stream: typed answers, bounded in number and time, errors translated.
+
+It doesn't retry and doesn't decide. Tokens are in no error and no log.
+"""
+
+import re
+import ssl
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+import httpx
+import msgspec
+import trio
+
+from poseidon.errors import ConfigError, ExecutorError, ExecutorUnreachable
+from poseidon.executors.nomad import wire
+from poseidon.executors.nomad.settings import NomadSettings
+
+T = TypeVar("T")
+Decoder = msgspec.json.Decoder
+
+JOB = Decoder(wire.Job)
+JSON = Decoder(dict[str, Any])
+ALLOCATIONS = Decoder(list[wire.Allocation])
+ALLOCATION = Decoder(wire.Allocation)
+EVALUATION = Decoder(wire.Evaluation)
+EVALUATIONS = Decoder(list[wire.Evaluation])
+STUBS = Decoder(list[wire.JobStub])
+NODE = Decoder(wire.Node)
+REGISTERED = Decoder(wire.Registered)
+DEREGISTERED = Decoder(wire.Deregistered)
+
+LONGEST_TEXT = 300
+ENFORCED = "Enforcing job modify index"
+_refused_token = re.compile(r"permission denied|acl token|acl token lookup failed", re.IGNORECASE)
+_invalid = re.compile(r"\d+ errors? occurred|nonexistent namespace|Job ID does not match|Job must be specified")
+
+
+class Refused(ExecutorError):
+    """Nomad understood and won't do it; asking again is no use."""
+
+
+class NotFound(Refused):
+    """Nomad has no such thing, as of *index* (0: not told)."""
+
+    def __init__(self, message: str, index: int) -> None:
+        super().__init__(message)
+        self.index = index
+
+
+class Conflict(Refused):
+    """The job isn't as it was taken to be."""
+
+
+class Client:
+    """One cluster. *short* and *long* are apart, so that the stream and short requests can't hinder each other."""
+
+    def __init__(
+        self, settings: NomadSettings, short: httpx.AsyncClient, long: httpx.AsyncClient, tls: ssl.SSLContext | None
+    ) -> None:
+        self.settings = settings
+        self.tls = tls
+        self._short = short
+        self._long = long
+        self._limiter = trio.CapacityLimiter(settings.limiter)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """For all requests."""
+        return headers_of(self.settings)
+
+    async def get(self, path: str, decoder: "Decoder[T]", **query: str) -> wire.Answer[T]:
+        """Raises ExecutorUnreachable, Refused."""
+        response = await self._ask("GET", path, query, None, self.settings.request_timeout)
+        return wire.Answer(_decoded(response.content, decoder, self._name), index_of(response))
+
+    async def get_bytes(self, path: str, **query: str) -> wire.Answer[bytes]:
+        """A long list, unread. Raises ExecutorUnreachable, Refused."""
+        response = await self._ask("GET", path, query, None, self.settings.list_timeout)
+        index = index_of(response)
+        if not index:
+            raise ExecutorUnreachable(f"{self._name} answers, but not as Nomad does (no index)")
+        return wire.Answer(response.content, index)
+
+    async def put(self, path: str, body: object, decoder: "Decoder[T]") -> T:
+        """Raises ExecutorUnreachable, Refused."""
+        response = await self._ask("PUT", path, {}, msgspec.json.encode(body), self.settings.request_timeout)
+        return _decoded(response.content, decoder, self._name)
+
+    async def delete(self, path: str, decoder: "Decoder[T]", **query: str) -> T:
+        """Raises ExecutorUnreachable, Refused."""
+        response = await self._ask("DELETE", path, query, None, self.settings.request_timeout)
+        return _decoded(response.content, decoder, self._name)
+
+    @asynccontextmanager
+    async def stream(self, path: str, query: list[tuple[str, str]]) -> AsyncIterator[httpx.Response]:
+        """An answer that goes on and on; entered when its headers are there. Raises ExecutorUnreachable, Refused."""
+        with self.errors():
+            async with self._long.stream("GET", path, params=[*query, *self._scope.items()]) as response:
+                if response.status_code != httpx.codes.OK:
+                    await response.aread()
+                    self._check(response)
+                yield response
+
+    async def _ask(
+        self, method: str, path: str, query: Mapping[str, str], body: bytes | None, within: float
+    ) -> httpx.Response:
+        async with (
+            self._limiter
+        ):  # httpx's own limit is lost for ever by requests that are cancelled (encode/httpcore#1093)
+            with self.errors(), trio.fail_after(within):
+                response = await self._short.request(
+                    method, path, params={**query, **self._scope}, content=body, headers=_content(body)
+                )
+        self._check(response)
+        return response
+
+    @property
+    def _scope(self) -> dict[str, str]:
+        scope = {"namespace": self.settings.namespace}
+        return {**scope, "region": self.settings.region} if self.settings.region else scope
+
+    @property
+    def _name(self) -> str:
+        return f"nomad at {self.settings.url}"
+
+    @contextmanager
+    def errors(self) -> Iterator[None]:
+        """Translates whatever goes wrong with a connection."""
+        try:
+            yield
+        except trio.TooSlowError:
+            raise ExecutorUnreachable(f"{self._name} didn't answer in time") from None
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            reason = str(error).partition("\n")[0] or type(error).__name__
+            raise ExecutorUnreachable(f"{self._name} can't be reached: {reason[:LONGEST_TEXT]}") from error
+
+    def _check(self, response: httpx.Response) -> None:
+        """Raise what a status and its plain text mean. Nomad says 500 for nearly everything."""
+        status = response.status_code
+        if status == httpx.codes.OK:
+            return
+        text = shown(response.content)
+        if status in (401, 403) or (status == 500 and _refused_token.search(text)):
+            raise ExecutorUnreachable(f"{self._name} refuses the token (nomad.token): {text}")
+        if status == 404:
+            raise NotFound(f"{self._name} doesn't know it: {text}", index_of(response))
+        if ENFORCED in text:
+            raise Conflict(text)
+        if status == 429:
+            raise ExecutorUnreachable(f"{self._name} is asked too often (429)")
+        if status in (400, 405, 413) or _invalid.search(text):
+            raise Refused(f"{self._name} refuses it: {text}")
+        if "No cluster leader" in text:
+            raise ExecutorUnreachable(f"{self._name} has no cluster leader at present")
+        raise ExecutorUnreachable(f"{self._name} failed with status {status}: {text}")
+
+
+@asynccontextmanager
+async def open_client(settings: NomadSettings) -> AsyncIterator[Client]:
+    """Nothing is connected yet. Raises ConfigError for certificates that can't be read."""
+    tls = _tls(settings)
+    keep = httpx.Limits(max_connections=None, max_keepalive_connections=settings.limiter, keepalive_expiry=60)
+    async with _http(settings, tls, keep) as short, _http(settings, tls, httpx.Limits(max_connections=None)) as long:
+        yield Client(settings, short, long, tls)
+
+
+def _http(settings: NomadSettings, tls: ssl.SSLContext | None, limits: httpx.Limits) -> httpx.AsyncClient:
+    return httpx.AsyncClient(
+        base_url=settings.url,
+        headers=headers_of(settings),
+        verify=tls if tls is not None else False,
+        timeout=httpx.Timeout(None, connect=settings.connect_timeout),
+        limits=limits,
+        trust_env=False,
+    )
+
+
+def headers_of(settings: NomadSettings) -> dict[str, str]:
+    """For all requests: the stream is read as it is, so nothing may be compressed."""
+    headers = {"Accept-Encoding": "identity"}
+    return {**headers, "X-Nomad-Token": settings.token} if settings.token else headers
+
+
+def path_of(*parts: str) -> str:
+    """A path of the API; ids are quoted whatever is in them."""
+    return "/".join(["/v1", *(quote(part, safe="") for part in parts)])
+
+
+def index_of(response: httpx.Response) -> int:
+    """As of which index an answer is true; 0: not told."""
+    told = response.headers.get("X-Nomad-Index", "")
+    return int(told) if told.isdecimal() else 0
+
+
+def shown(content: bytes) -> str:
+    """What somebody said, fit for a message: one line, no controls, not too long."""
+    text = content[: LONGEST_TEXT * 4].decode(errors="replace")
+    return " ".join("".join(each if each.isprintable() else " " for each in text).split())[:LONGEST_TEXT]
+
+
+def _content(body: bytes | None) -> dict[str, str]:
+    return {} if body is None else {"Content-Type": "application/json"}
+
+
+def _decoded(content: bytes, decoder: "Decoder[T]", name: str) -> T:
+    try:
+        return decoder.decode(content)
+    except msgspec.DecodeError as error:
+        raise ExecutorUnreachable(f"{name} answers, but not as Nomad does: {error}") from None
+
+
+def _tls(settings: NomadSettings) -> ssl.SSLContext | None:
+    if not settings.address.startswith("https"):
+        return None
+    try:
+        context = ssl.create_default_context(cafile=settings.tls_ca_file or None)
+        if settings.tls_cert_file:
+            context.load_cert_chain(settings.tls_cert_file, settings.tls_key_file)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(f"nomad.tls: {error.strerror or error}: {error.filename or 'certificate or key'}") from error
+    return context

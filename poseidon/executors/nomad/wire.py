@@ -1,0 +1,175 @@
+"""What Nomad says, as far as it is used: newer versions may say more, and lists say null where events say nothing."""
+
+from typing import Generic, TypeVar
+
+import msgspec
+
+T = TypeVar("T")
+
+
+class Struct(msgspec.Struct, gc=False, rename="pascal"):
+    """Names are Nomad's; those with capitals of their own are given one by one."""
+
+
+class TaskEvent(Struct):
+    """Something that happened to a task."""
+
+    type: str = ""
+    time: int = 0
+    details: dict[str, str] | None = None
+
+
+class TaskState(Struct):
+    """Where a task stands. Only its last ten events are kept."""
+
+    state: str = ""
+    restarts: int = 0
+    started_at: str | None = None
+    events: list[TaskEvent] | None = None
+
+
+class AllocatedPort(Struct):
+    """A port of the node that leads into the allocation."""
+
+    label: str = ""
+    value: int = 0
+    to: int = 0
+    host_ip: str = msgspec.field(default="", name="HostIP")
+
+
+class SharedResources(Struct):
+    ports: list[AllocatedPort] | None = None
+
+
+class AllocatedResources(Struct):
+    shared: SharedResources | None = None
+
+
+class DesiredTransition(Struct):
+    migrate: bool | None = None
+
+
+class Allocation(Struct):
+    """From an event, a list or by itself; which of them decides what an empty field means."""
+
+    id: str = msgspec.field(name="ID")
+    job_id: str = msgspec.field(name="JobID")
+    create_index: int
+    modify_index: int
+    name: str = ""
+    task_group: str = ""
+    node_id: str = msgspec.field(default="", name="NodeID")
+    node_name: str | None = ""
+    desired_status: str = ""
+    client_status: str = ""
+    desired_transition: DesiredTransition | None = None
+    task_states: dict[str, TaskState] | None = None
+    allocated_resources: AllocatedResources | None = None
+    followup_eval_id: str | None = msgspec.field(default=None, name="FollowupEvalID")
+    previous_allocation: str | None = None
+    next_allocation: str | None = None
+    modify_time: int = 0
+
+
+class Metric(Struct):
+    """Why a group wasn't placed."""
+
+    nodes_evaluated: int = 0
+    nodes_filtered: int = 0
+    nodes_exhausted: int = 0
+    nodes_available: dict[str, int] | None = None
+    constraint_filtered: dict[str, int] | None = None
+    dimension_exhausted: dict[str, int] | None = None
+    quota_exhausted: list[str] | None = None
+
+
+class Evaluation(Struct):
+    id: str = msgspec.field(name="ID")
+    job_id: str = msgspec.field(name="JobID")
+    create_index: int
+    triggered_by: str = ""
+    status: str = ""
+    failed_groups: dict[str, Metric] | None = msgspec.field(default=None, name="FailedTGAllocs")
+    blocked_eval: str | None = None
+    modify_time: int = 0
+
+
+class TaskGroup(Struct):
+    name: str | None = ""
+    meta: dict[str, str] | None = None
+
+
+class Job(Struct):
+    id: str = msgspec.field(name="ID")
+    modify_index: int
+    status: str = ""
+    stop: bool | None = False
+    job_modify_index: int = 0
+    task_groups: list[TaskGroup] | None = None
+
+
+class GroupSummary(Struct):
+    running: int = 0
+
+
+class JobSummary(Struct):
+    summary: dict[str, GroupSummary] | None = None
+
+
+class JobStub(Struct):
+    """A job in a list."""
+
+    id: str = msgspec.field(name="ID")
+    modify_index: int
+    status: str = ""
+    stop: bool | None = False
+    job_summary: JobSummary | None = None
+
+
+class Payload(Struct):
+    """Just one of these is there."""
+
+    allocation: Allocation | None = None
+    evaluation: Evaluation | None = None
+    job: Job | None = None
+    deleted: bool = False
+    """Newer versions tell so that a job was purged, not just stopped."""
+    purge: bool = False
+
+
+class Event(Struct):
+    topic: str = ""
+    payload: Payload | None = None
+
+
+class Line(Struct):
+    """A line of the event stream; an empty object is a heartbeat."""
+
+    index: int = 0
+    events: list[Event] | None = None
+
+
+class Registered(Struct):
+    """The answer to a registration."""
+
+    job_modify_index: int
+    eval_id: str = msgspec.field(default="", name="EvalID")
+    warnings: str | None = ""
+
+
+class Deregistered(Struct):
+    """The answer to a deregistration."""
+
+    eval_id: str = msgspec.field(default="", name="EvalID")
+
+
+class Node(Struct):
+    http_addr: str = msgspec.field(default="", name="HTTPAddr")
+    tls_enabled: bool = msgspec.field(default=False, name="TLSEnabled")
+
+
+class Answer(msgspec.Struct, Generic[T], frozen=True):
+    """What was asked for, and the index as of which it is true (0: not told)."""
+
+    body: T
+    index: int
