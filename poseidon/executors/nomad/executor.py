@@ -29,7 +29,10 @@ from poseidon.executors.nomad.client import (
     path_of,
 )
 from poseidon.executors.nomad.events import EventStream, StreamHealth
+from poseidon.executors.nomad.exec import open_exec
+from poseidon.executors.nomad.exec_target import ExecTarget
 from poseidon.executors.nomad.job import Json
+from poseidon.executors.nomad.nodes import Nodes
 from poseidon.executors.nomad.placement import Evaluations, Expectation, NoRoom
 from poseidon.executors.nomad.pulls import Pulls
 from poseidon.executors.nomad.settings import NomadSettings
@@ -62,6 +65,18 @@ class NomadExecutor:
         self._pulls = Pulls()
         self._strangers: set[str] = set()
         self._warnings: set[str] = set()
+        self._target = ExecTarget(
+            url=settings.url,
+            direct=Nodes(client).address,
+            headers=client.headers,
+            tls=client.tls,
+            task=settings.task,
+            set_user=settings.set_user,
+            namespace=settings.namespace,
+            region=settings.region,
+            connections=settings.exec_connections,
+            heartbeat=settings.exec_heartbeat,
+        )
 
     @property
     def stream_health(self) -> StreamHealth:
@@ -224,7 +239,7 @@ class NomadExecutor:
 
     def execute(self, allocation: Allocation, command: Command) -> AbstractAsyncContextManager[Process]:
         """See Executor. The allocation is known, so nothing is asked for but the connection itself."""
-        raise NotImplementedError
+        return open_exec(self._target, allocation, command)
 
     # Templates
 
