@@ -3,11 +3,10 @@
 Whatever breaks it ends in ExecutorUnreachable; whoever follows again resumes by the index, inclusive.
 """
 
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from time import time
-from typing import cast
 
 import msgspec
 import trio
@@ -103,9 +102,12 @@ class EventStream:
             with trio.move_on_after(self._settings.headers_within):
                 await opened.wait()
             refused = batches.failure
-            if refused is None:
-                yield batches
-            nursery.cancel_scope.cancel(reason="no longer followed")
+            try:
+                if refused is None:
+                    yield batches
+            finally:
+                receive.close()
+                nursery.cancel_scope.cancel(reason="no longer followed")
         raise_failure(refused)
 
     async def _check_namespace(self) -> None:
@@ -133,8 +135,6 @@ class EventStream:
                 await self._receive(position, send, opened)
             except (ExecutorUnreachable, Refused) as error:
                 batches.failure = error.message
-            except trio.BrokenResourceError:  # nobody reads any more
-                return
             finally:
                 self.health.connected = False
                 self.health.breaks += 1
@@ -144,24 +144,20 @@ class EventStream:
         query = [("topic", topic) for topic in TOPICS]
         if position is not None:
             query.append(("index", str(position)))
-        lines = Lines()
+        handling = _Handling(self, send)
         with self._client.errors(), trio.fail_after(self._settings.stream_silence) as patience:
             async with self._client.stream("/v1/event/stream", query) as response:
                 self.health.connected = True
                 opened.set()
-                async with aclosing(cast("AsyncGenerator[bytes]", response.aiter_raw())) as chunks:
-                    async for chunk in chunks:
+                with trio.CancelScope() as reading:
+                    async for chunk in response.aiter_raw():  # nested generators: to be left by cancelling alone
+                        if not await handling.take(chunk):
+                            reading.cancel(reason="the stream is of no more use")
                         patience.deadline = trio.current_time() + self._settings.stream_silence
-                        batch = await self._batch(lines.feed(chunk))
-                        if batch is not None:
-                            await send.send(batch)
-                            patience.deadline = trio.current_time() + self._settings.stream_silence
-        raise ended(lines.rest())
+        raise handling.failure or ended(handling.lines.rest())
 
-    async def _batch(self, lines: list[bytes]) -> Batch | None:
+    async def batch(self, lines: list[bytes]) -> Batch:
         """All that was complete in one chunk, as one change."""
-        if not lines:
-            return None
         values: list[Value] = []
         self.health.heard_at = trio.current_time()
         for raw in lines:
@@ -188,6 +184,32 @@ class EventStream:
         told = None if payload is None else payload.allocation or payload.evaluation
         if told is not None and told.modify_time:
             self.health.lag = time() - told.modify_time / 1e9
+
+
+@dataclass(slots=True)
+class _Handling:
+    """Chunks → batches, until *failure* or until nobody reads them any more. Shielded, so that a cancellation never
+    hits who iterates over the answer between two chunks: that ends by itself as soon as nobody reads."""
+
+    stream: EventStream
+    send: trio.MemorySendChannel[Batch]
+    lines: Lines = field(default_factory=Lines)
+    failure: ExecutorUnreachable | None = None
+    over: bool = False
+
+    async def take(self, chunk: bytes) -> bool:
+        """Whether more is wanted."""
+        if self.over:
+            return False
+        try:
+            if complete := self.lines.feed(chunk):
+                with trio.CancelScope(shield=True):
+                    await self.send.send(await self.stream.batch(complete))
+        except ExecutorUnreachable as error:
+            self.failure, self.over = error, True
+        except trio.BrokenResourceError:
+            self.over = True
+        return not self.over
 
 
 class _Batches:
