@@ -145,7 +145,7 @@ async def test_a_list_without_an_index_is_not_from_a_nomad() -> None:
     async with connected() as (client, nomad):
         nomad.on("GET", "/v1/jobs", Reply([], index=None))
         with pytest.raises(ExecutorUnreachable, match="no index"):
-            await client.get_bytes("/v1/jobs")
+            await client.get_list("/v1/jobs", len)
 
 
 async def test_nobody_there_is_unreachable() -> None:

@@ -5,7 +5,7 @@ It doesn't retry and doesn't decide. Tokens are in no error and no log.
 
 import re
 import ssl
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -74,25 +74,26 @@ class Client:
     async def get(self, path: str, decoder: "Decoder[T]", **query: str) -> wire.Answer[T]:
         """Raises ExecutorUnreachable, Refused."""
         response = await self._ask("GET", path, query, None, self.settings.request_timeout)
-        return wire.Answer(_decoded(response.content, decoder, self._name), index_of(response))
+        return wire.Answer(self._decoded(response, decoder), index_of(response))
 
-    async def get_bytes(self, path: str, **query: str) -> wire.Answer[bytes]:
-        """A long list, unread. Raises ExecutorUnreachable, Refused."""
+    async def get_list(self, path: str, read: Callable[[bytes], T], **query: str) -> wire.Answer[T]:
+        """A list that may be long, read in a thread. Raises ExecutorUnreachable, Refused."""
         response = await self._ask("GET", path, query, None, self.settings.list_timeout)
         index = index_of(response)
         if not index:
             raise ExecutorUnreachable(f"{self._name} answers, but not as Nomad does (no index)")
-        return wire.Answer(response.content, index)
+        with self._decoding():
+            return wire.Answer(await trio.to_thread.run_sync(read, response.content), index)
 
     async def put(self, path: str, body: object, decoder: "Decoder[T]") -> T:
         """Raises ExecutorUnreachable, Refused."""
         response = await self._ask("PUT", path, {}, msgspec.json.encode(body), self.settings.request_timeout)
-        return _decoded(response.content, decoder, self._name)
+        return self._decoded(response, decoder)
 
     async def delete(self, path: str, decoder: "Decoder[T]", **query: str) -> T:
         """Raises ExecutorUnreachable, Refused."""
         response = await self._ask("DELETE", path, query, None, self.settings.request_timeout)
-        return _decoded(response.content, decoder, self._name)
+        return self._decoded(response, decoder)
 
     @asynccontextmanager
     async def stream(self, path: str, query: list[tuple[str, str]]) -> AsyncIterator[httpx.Response]:
@@ -116,6 +117,17 @@ class Client:
                 )
         self._check(response)
         return response
+
+    def _decoded(self, response: httpx.Response, decoder: "Decoder[T]") -> T:
+        with self._decoding():
+            return decoder.decode(response.content)
+
+    @contextmanager
+    def _decoding(self) -> Iterator[None]:
+        try:
+            yield
+        except msgspec.DecodeError as error:
+            raise ExecutorUnreachable(f"{self._name} answers, but not as Nomad does: {error}") from None
 
     @property
     def _scope(self) -> dict[str, str]:
@@ -156,6 +168,15 @@ class Client:
         if "No cluster leader" in text:
             raise ExecutorUnreachable(f"{self._name} has no cluster leader at present")
         raise ExecutorUnreachable(f"{self._name} failed with status {status}: {text}")
+
+
+@contextmanager
+def nothing_to_refuse() -> Iterator[None]:
+    """For what can't be wrong in itself: whatever Nomad has against it may pass."""
+    try:
+        yield
+    except Refused as error:
+        raise ExecutorUnreachable(error.message) from error
 
 
 @asynccontextmanager
@@ -203,13 +224,6 @@ def shown(content: bytes) -> str:
 
 def _content(body: bytes | None) -> dict[str, str]:
     return {} if body is None else {"Content-Type": "application/json"}
-
-
-def _decoded(content: bytes, decoder: "Decoder[T]", name: str) -> T:
-    try:
-        return decoder.decode(content)
-    except msgspec.DecodeError as error:
-        raise ExecutorUnreachable(f"{name} answers, but not as Nomad does: {error}") from None
 
 
 def _tls(settings: NomadSettings) -> ssl.SSLContext | None:

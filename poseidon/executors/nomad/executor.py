@@ -25,6 +25,7 @@ from poseidon.executors.nomad.client import (
     Conflict,
     NotFound,
     Refused,
+    nothing_to_refuse,
     open_client,
     path_of,
 )
@@ -140,11 +141,9 @@ class NomadExecutor:
     async def stop(self, job: JobId) -> int:
         """See Executor. The index of the answer is of no use: for an unknown job it is above all that the list of
         jobs may have for hours, and would never be proven."""
-        try:
+        with nothing_to_refuse():
             await self._client.delete(path_of("job", job), DEREGISTERED, purge="true")
             listed = await self._client.get(path_of("jobs"), STUBS, prefix=job)
-        except Refused as error:
-            raise ExecutorUnreachable(error.message) from error
         self._pulls.forget(job)
         return listed.index
 
@@ -168,44 +167,38 @@ class NomadExecutor:
 
     async def _job(self, job: str) -> Json:
         """A job as it is; empty if there is none."""
-        try:
-            return (await self._client.get(path_of("job", job), JSON)).body
-        except NotFound:
-            return {}
-        except Refused as error:
-            raise ExecutorUnreachable(error.message) from error
+        with nothing_to_refuse():
+            try:
+                return (await self._client.get(path_of("job", job), JSON)).body
+            except NotFound:
+                return {}
 
     # Listings
 
     async def snapshot(self) -> Listing:
         """See Executor. Two requests, however many jobs there are."""
-        table, jobs_index = await self._list_jobs()
-        try:
-            found = await self._client.get_bytes(path_of("allocations"), resources="true", task_states="true")
-        except Refused as error:
-            raise ExecutorUnreachable(error.message) from error
-        allocations = await trio.to_thread.run_sync(self._reader.allocations, found.body)
-        return Listing(table.seen, allocations, jobs_index, found.index)
+        table = await self._list_jobs()
+        options = {"resources": "true", "task_states": "true"}
+        with nothing_to_refuse():
+            found = await self._client.get_list(path_of("allocations"), self._reader.allocations, **options)
+        return Listing(table.body.seen, found.body, table.index, found.index)
 
     async def list_jobs(self) -> JobsListed:
         """See ListsJobs."""
-        table, index = await self._list_jobs()
-        return JobsListed(Listing(table.seen, (), index, 0, jobs_only=True), table.running)
+        table = await self._list_jobs()
+        return JobsListed(Listing(table.body.seen, (), table.index, 0, jobs_only=True), table.body.running)
 
-    async def _list_jobs(self) -> tuple[JobTable, int]:
-        try:
-            found = await self._client.get_bytes(path_of("jobs"))
-        except Refused as error:
-            raise ExecutorUnreachable(error.message) from error
-        table = await trio.to_thread.run_sync(self._reader.job_table, found.body)
-        self._tell_strangers(table.others)
-        return table, found.index
+    async def _list_jobs(self) -> wire.Answer[JobTable]:
+        with nothing_to_refuse():
+            table = await self._client.get_list(path_of("jobs"), self._reader.job_table)
+        self._tell_strangers(table.body.others)
+        return table
 
     async def look_up(self, job: JobId) -> LookedUp:
         """See Executor."""
         seen: tuple[JobSeen, ...] = ()
         meta: dict[str, str] = {}
-        try:
+        with nothing_to_refuse():
             try:
                 known = await self._client.get(path_of("job", job), JOB)
             except NotFound as missing:
@@ -214,8 +207,6 @@ class NomadExecutor:
                 seen, meta, jobs_index = (self._reader.job(known.body),), self._reader.meta(known.body), known.index
             found = await self._client.get(path_of("job", job, "allocations"), ALLOCATIONS, all="true")
             allocations = [await self._in_detail(each) for each in found.body if self._reader.concerns(each)]
-        except Refused as error:
-            raise ExecutorUnreachable(error.message) from error
         listing = Listing(seen, tuple(allocations), jobs_index, found.index, only=job)
         timeout = meta.get(jobs.TIMEOUT, "")
         return LookedUp(listing, meta.get(jobs.USED) == "true", int(timeout) if timeout.isdecimal() else None)
@@ -253,17 +244,13 @@ class NomadExecutor:
 
     async def remove_template(self, environment: EnvironmentId) -> None:
         """See KeepsTemplates."""
-        try:
+        with nothing_to_refuse():
             await self._client.delete(path_of("job", jobs.template_name(environment)), DEREGISTERED, purge="true")
-        except Refused as error:
-            raise ExecutorUnreachable(error.message) from error
 
     async def environments(self) -> Sequence[Environment]:
         """See KeepsTemplates. Ids are compared as a whole: 1, 10 and 100 begin alike."""
-        try:
+        with nothing_to_refuse():
             listed = await self._client.get(path_of("jobs"), STUBS, prefix="template-")
-        except Refused as error:
-            raise ExecutorUnreachable(error.message) from error
         found: list[Environment] = []
         for stub in listed.body:
             if jobs.template_id(stub.id) is None or stub.stop:
