@@ -5,14 +5,19 @@
         await fake.running("10-…")            # until that job has a running allocation
         fake.drain(fake.node_of("10-…"))      # and so on: every method below is something that happens to a cluster
 
-It does what Nomad 1.1 was recorded doing (tests/nomad/test_fake.py compares both): one index over all changes, orders
+It does what Nomad 1.1 was recorded doing (tests/nomad/test_fake_*.py compare both): one index over all changes, orders
 of events, shapes, statuses, plain texts of errors. All of Nomad's durations are divided by *speed* (its heartbeat of
 30 s comes each 0.6 s at 50). Choices are made by *seed*.
 
 What to look at: `jobs`, `allocations`, `evaluations`, `nodes` (rows by id, as the API tells them), `current(job)`,
-`requests` (every request so far). What to order: the methods, `stream` (by chance: drop, double, reorder, delay, and
-`orders` for the next lines), `faults` by `fault(...)` (a request that fails, hangs, is refused, or whose answer is
-lost). `heal` ends all troubles. `tests.fakes.nomad_chaos.trouble` does such things at random.
+`requests` (every request so far), `rooms.sessions` (executions so far).
+
+What to order: the methods, and
+- `stream`: drop, double, reorder, delay by chance; its `orders` for the next lines;
+- `fault(...)`: a request that fails, hangs, is refused, or whose answer is lost;
+- `rooms.behaviour`: executions that end badly. Their commands really run, in a folder and (Docker) a process namespace
+  of their allocation, which end with the life of its task.
+`heal` ends all troubles. `nomad_chaos.trouble` makes such things happen at random.
 
 By hand: `python -m tests.fakes.nomad --port 4646`.
 """
@@ -21,7 +26,7 @@ import argparse
 import tempfile
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -31,9 +36,11 @@ import trio
 
 from tests.fakes.nomad_agents import Agent, End
 from tests.fakes.nomad_api import Api, Fault, migrate
-from tests.fakes.nomad_http import Exchange, Server
+from tests.fakes.nomad_exec import Behaviour
+from tests.fakes.nomad_http import Server
 from tests.fakes.nomad_nodes import Nodes
 from tests.fakes.nomad_placement import Placement, Refusal
+from tests.fakes.nomad_rooms import Rooms
 from tests.fakes.nomad_scheduler import Scheduler
 from tests.fakes.nomad_shapes import SECOND, TERMINAL, Clock, Ids, Json
 from tests.fakes.nomad_store import Store
@@ -51,9 +58,7 @@ class NomadFake:
     api: Api
     server: Server
     nursery: trio.Nursery
-    root: Path
-    """Below it, each allocation that executes something has a folder."""
-    executing: set[trio.CancelScope] = field(default_factory=set)
+    rooms: Rooms
 
     @property
     def url(self) -> str:
@@ -263,6 +268,7 @@ class NomadFake:
         self.elect_leader()
         self.accept_all()
         self.api.faults.clear()
+        self.rooms.behaviour = Behaviour()
         self.stream.calm()
         self.speak()
         if not self.server.listening:
@@ -312,20 +318,21 @@ async def open_nomad_fake(
     streams = Streams(store, Disturbance(random))
     with tempfile.TemporaryDirectory(prefix="nomad-fake-") as root:
         async with trio.open_nursery() as nursery:
-            parts = Nodes(store, scheduler, nursery, random)
-            api = Api(store, scheduler, streams, parts.agents, _no_exec, lambda: server.address, parts.drain)
+            agents: dict[str, Agent] = {}
+            rooms = Rooms(store, agents, nursery, Path(root), lambda: api.tokens)
+            parts = Nodes(store, scheduler, nursery, random, rooms.end, agents)
+            api = Api(store, scheduler, streams, agents, rooms.serve, lambda: server.address, parts.drain)
             api.tokens.update(tokens)
             server = Server(api, port, connections)
             await nursery.start(server.listen)
             for number in range(1, nodes + 1):
                 await parts.add(number, api, drivers, cpu, memory)
             nursery.start_soon(scheduler.run)
-            yield NomadFake(store, scheduler, parts, streams, api, server, nursery, Path(root))
+            try:
+                yield NomadFake(store, scheduler, parts, streams, api, server, nursery, rooms)
+            finally:
+                rooms.close()
             nursery.cancel_scope.cancel()
-
-
-async def _no_exec(exchange: Exchange, allocation: Json, agent: Agent) -> None:
-    await exchange.answer(501, "not there yet")
 
 
 async def _serve(port: int, nodes: int, seed: int, speed: float) -> None:

@@ -5,6 +5,7 @@ A task isn't a process here (only commands that are executed in one are); what h
 
 import shutil
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 from typing import Final
@@ -27,8 +28,12 @@ from tests.fakes.nomad_shapes import (
 from tests.fakes.nomad_store import Store
 
 BATCH: Final = 0.2
-SETUP: Final = 0.06
+SETUP: Final = {"docker": 0.3}
+SETUP_ELSE: Final = 0.06
 KILL: Final = 0.03
+KILL_AFTER_RETURN: Final = 1.8
+REPEAT: Final = 2.0
+"""An agent that has come back tells of what it stopped a second time."""
 EVENTS_KEPT: Final = 10
 LOCAL_DRIVERS: Final = ("raw_exec", "exec")
 
@@ -63,6 +68,8 @@ class Run:
     stopping: bool = False
     stubborn: bool = False
     """The task ignores signals until it is killed for good."""
+    returned: bool = False
+    """Its agent has died and come back meanwhile."""
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
 
     @property
@@ -89,6 +96,8 @@ class Agent:
     store: Store
     scheduler: Scheduler
     random: Random
+    ended: Callable[[str], None]
+    """Told of each allocation whose task has ended."""
     runs: dict[str, Run] = field(default_factory=dict)
     dirty: dict[str, None] = field(default_factory=dict)
     scope: trio.CancelScope | None = None
@@ -103,11 +112,13 @@ class Agent:
             with trio.CancelScope() as self.scope:
                 async with trio.open_nursery() as nursery:
                     for run in self.runs.values():
+                        run.returned = True
                         self._resume(nursery, run)
                     nursery.start_soon(self._tell)
                     await self._follow(nursery)
         finally:
             self.scope = None
+            self.store.moved.unpark_all()
 
     def die(self) -> None:
         if self.scope is not None:
@@ -136,6 +147,7 @@ class Agent:
         if row is None:
             if run is not None:
                 self.runs.pop(id).scope.cancel()
+                self.ended(id)
                 self.dirty.pop(id, None)
         elif run is None:
             if row["ClientStatus"] in TERMINAL:
@@ -188,7 +200,7 @@ class Agent:
         if run.stopping:
             await self._kill(run)
         elif run.client == "pending":
-            await self._wait(run, SETUP)
+            await self._wait(run, SETUP.get(run.task["Driver"], SETUP_ELSE))
             if not run.stopping:
                 self._start(run)
         elif run.ends:
@@ -228,13 +240,18 @@ class Agent:
         run.tell(task_event("Killing", self._now(), **told))
         self._changed(run)
         if run.client == "running":
-            await trio.sleep(self.store.clock.scaled(patience / SECOND if run.stubborn else KILL))
+            usual = KILL_AFTER_RETURN if run.returned else KILL
+            await trio.sleep(self.store.clock.scaled(patience / SECOND if run.stubborn else usual))
             code, signal = (137, 9) if run.stubborn else (130, 2)
             run.tell(self._terminated(End(code, signal)))
             run.tell(task_event("Killed", self._now(), DisplayMessage="Task successfully killed"))
+        self.ended(run.id)
         run.client, run.description = "complete", "All tasks have completed"
         run.state = {**run.state, "State": "dead", "FinishedAt": rfc3339(self._now())}
         self._changed(run)
+        if run.returned:
+            await trio.sleep(self.store.clock.scaled(REPEAT))
+            self._changed(run)
 
     async def _ended(self, run: Run, end: End) -> None:
         if end.asked:
@@ -244,6 +261,7 @@ class Agent:
                 "Restart Signaled", self._now(), DisplayMessage=words, RestartReason=words, Details=details
             )
             run.tell(event)
+        self.ended(run.id)
         run.tell(self._terminated(end))
         run.state = {**run.state, "FinishedAt": rfc3339(self._now())}
         if end.exit_code == 0 and run.kind == "batch" and not end.asked:

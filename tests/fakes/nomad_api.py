@@ -10,7 +10,7 @@ import msgspec
 import trio
 
 from tests.fakes.nomad_agents import Agent, End
-from tests.fakes.nomad_hcl import HclError, parse_job
+from tests.fakes.nomad_hcl import HclError, parse_job, with_defaults
 from tests.fakes.nomad_http import Exchange, Request
 from tests.fakes.nomad_jobs import canonical_job, job_faults, job_stub, job_summary, nanoseconds, same_job
 from tests.fakes.nomad_scheduler import Scheduler
@@ -279,7 +279,7 @@ class Api:
         except (HclError, ValueError) as error:
             raise Refused(400, str(error)) from None
         if body.get("Canonicalize"):
-            job = {**job, **canonical_job(job)}
+            job = with_defaults(job, canonical_job(job))
         await exchange.answer(200, job)
 
     async def _job_allocations(self, exchange: Exchange, id: str) -> None:
@@ -451,11 +451,16 @@ def migrate(store: Store, ids: list[str], by: str) -> list[Json]:
             entry.report(changed(store.allocations[id], DesiredTransition=wish))
         jobs = sorted({store.allocations[id]["JobID"] for id in ids})
         now = store.clock.ns()
-        told = [evaluation(store.ids.new(), store.jobs.get(job), job, by, now) for job in jobs]
-        made = [entry.evaluation(row) for row in told]
+        made = [entry.evaluation(_evaluation(store, job, by, now)) for job in jobs]
     for row in made:
         store.enqueue(row["ID"])
     return made
+
+
+def _evaluation(store: Store, job: str, by: str, now: int) -> Json:
+    known = store.jobs.get(job)
+    told = {"JobModifyIndex": known["ModifyIndex"]} if known is not None and by == "alloc-stop" else {}
+    return evaluation(store.ids.new(), known, job, by, now, **told)
 
 
 def _allowed(request: Request, *methods: str) -> Request:

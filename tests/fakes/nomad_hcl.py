@@ -340,3 +340,25 @@ def _refuse_unknown(block: Block, values: tuple[str, ...], blocks: tuple[str, ..
         if inner.kind not in blocks:
             words = f"Blocks of type {json.dumps(inner.kind)} are not expected here."
             raise HclError(f"input.hcl:1,1-2: Unsupported block type; {words}")
+
+
+def with_defaults(parsed: Json, canonical: Json) -> Json:
+    """A parsed job with the defaults of its *canonical* form, as far as the parser's answer has them."""
+    numbers = dict.fromkeys(("CreateIndex", "JobModifyIndex", "ModifyIndex"), 0)
+    given = {key: value if value is not None else canonical.get(key) for key, value in parsed.items()}
+    groups = [
+        {**{key: one[key] for key in group}, "Tasks": [_only(task, known) for task, known in _tasks(group, one)]}
+        for group, one in zip(parsed["TaskGroups"], canonical["TaskGroups"], strict=True)
+    ]
+    return {**given, **numbers, "Update": None, "TaskGroups": groups}
+
+
+def _tasks(group: Json, canonical: Json) -> Iterator[tuple[Json, Json]]:
+    return zip(group["Tasks"], canonical["Tasks"], strict=True)
+
+
+def _only(task: Json, canonical: Json) -> Json:
+    resources = {**canonical["Resources"], "DiskMB": None, "IOPS": None}
+    if not (task["Resources"] or {}).get("MemoryMaxMB"):
+        resources["MemoryMaxMB"] = None
+    return {**{key: canonical[key] for key in task}, "Resources": resources}

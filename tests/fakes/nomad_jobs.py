@@ -76,6 +76,7 @@ def canonical_job(given: Json) -> Json:
         given,
     )
     groups = [_canonical_group(group, kind) for group in given.get("TaskGroups") or []]
+    job["Constraints"] = job["Constraints"] or None
     return {**job, "TaskGroups": groups, "Status": "", "StatusDescription": "", "Stable": False, "Version": 0}
 
 
@@ -108,12 +109,20 @@ def _canonical_group(given: Json, kind: str) -> Json:
     restart = filled(restart, given.get("RestartPolicy"))
     return {
         **group,
+        "Constraints": [*(group["Constraints"] or []), *_implied(group)] or None,
         "RestartPolicy": restart,
         "ReschedulePolicy": filled(reschedule, given.get("ReschedulePolicy")),
         "EphemeralDisk": filled({"Sticky": False, "SizeMB": 300, "Migrate": False}, given.get("EphemeralDisk")),
         "Networks": [_canonical_network(network) for network in given.get("Networks") or []] or None,
         "Tasks": [_canonical_task(task, restart) for task in given.get("Tasks") or []],
     }
+
+
+def _implied(group: Json) -> list[Json]:
+    """A task with a signal to kill it by can only run where that is known."""
+    signals = {task.get("KillSignal") for task in group["Tasks"]} - {"", None}
+    wanted = [{"LTarget": "${attr.os.signals}", "RTarget": name, "Operand": "set_contains"} for name in sorted(signals)]
+    return [constraint for constraint in wanted if constraint not in (group["Constraints"] or [])]
 
 
 def _canonical_network(given: Json) -> Json:

@@ -1,6 +1,6 @@
 """The fake cluster's nodes: their agents and ports, drains, deaths and returns, and the health of drivers."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from random import Random
 from typing import Final
@@ -26,6 +26,8 @@ class Nodes:
     scheduler: Scheduler
     nursery: trio.Nursery
     random: Random
+    ended: Callable[[str], None]
+    """Told of each allocation whose task has ended."""
     agents: dict[str, Agent] = field(default_factory=dict)
     servers: dict[str, Server] = field(default_factory=dict)
 
@@ -37,7 +39,7 @@ class Nodes:
             now = self.store.clock.ns()
             entry.node(node_row(id, number, server.address, cpu, memory, drivers, now))
         self.servers[id] = server
-        self.agents[id] = Agent(id, self.store, self.scheduler, Random(self.random.random()))
+        self.agents[id] = Agent(id, self.store, self.scheduler, Random(self.random.random()), self.ended)
         self.nursery.start_soon(self.agents[id].work)
 
     def find(self, name: str) -> str:
@@ -136,7 +138,7 @@ class Nodes:
         for node in [id] if id is not None else list(self.store.nodes):
             known = self.store.nodes[node]["Drivers"]
             told = driver_health(driver, self.store.clock.ns(), healthy=healthy)
-            self._write("NodeRegistration", node, Drivers={**known, driver: told})
+            self._write("NodeStreamEvent", node, told["HealthDescription"], "Driver", Drivers={**known, driver: told})
         if healthy:
             self.scheduler.capacity()
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from random import Random
 
-from tests.fakes.nomad_shapes import TERMINAL, Json, metrics
+from tests.fakes.nomad_shapes import RESOURCES, TERMINAL, Json, metrics
 from tests.fakes.nomad_store import Store
 
 
@@ -48,6 +48,7 @@ class Placement:
                 ConstraintFiltered=filtered or None,
                 NodesExhausted=sum(exhausted.values()),
                 DimensionExhausted=exhausted or None,
+                ResourcesExhausted=_exhausted_resources(group, exhausted) or None,
             )
         others = [node for node in fitting if node["ID"] != avoid]
         return self.random.choice(others or fitting), metrics(
@@ -71,7 +72,10 @@ class Placement:
     def _holds(self, constraint: Json, node: Json) -> bool:
         kind, _, name = constraint["LTarget"].removeprefix("${").removesuffix("}").partition(".")
         known = {"attr": node["Attributes"], "meta": node["Meta"]}.get(kind, {"unique.name": node["Name"]}).get(name)
-        return bool(known == constraint["RTarget"]) != (constraint.get("Operand") == "!=")
+        operand = constraint.get("Operand") or "="
+        if operand == "set_contains":
+            return set(constraint["RTarget"].split(",")) <= set(str(known).split(","))
+        return bool(known == constraint["RTarget"]) != (operand == "!=")
 
     def _exhausted(self, job: str, group: Json, node: Json) -> str:
         for refusal in self.refusals:
@@ -87,3 +91,11 @@ class Placement:
             if sum(resources[key] for resources in used) + wanted > node["Resources"][key]:
                 return dimension
         return ""
+
+
+def _exhausted_resources(group: Json, dimensions: dict[str, int]) -> Json:
+    """What each task wanted of what there wasn't enough of."""
+    keys = [key for dimension, key in (("cpu", "CPU"), ("memory", "MemoryMB")) if dimension in dimensions]
+    nothing = {**RESOURCES, "CPU": 0, "MemoryMB": 0}
+    wanted = {task["Name"]: {key: task["Resources"][key] for key in keys} for task in group["Tasks"]}
+    return {name: {**nothing, **resources} for name, resources in wanted.items() if keys}

@@ -339,14 +339,19 @@ class Scheduler:
             "StatusDescription": "created to place remaining allocations",
             "PreviousEval": row["ID"],
             "FailedTGAllocs": failures,
-            "ClassEligibility": {node["ComputedClass"]: True for node in self.store.nodes.values()},
             "SnapshotIndex": self.store.index,
         }
+        filters = {name for failure in failures.values() for name in failure["ConstraintFiltered"] or {}}
+        escaped = any("unique." in name for name in filters)
+        if escaped:
+            told["EscapedComputedClass"] = True
+        else:
+            told["ClassEligibility"] = {node["ComputedClass"]: not filters for node in self.store.nodes.values()}
         id = self.store.ids.new()
         with self.store.entry("EvaluationUpdated") as entry:
             self._cancel_blocked(entry, row["JobID"], id)
             entry.evaluation(evaluation(id, job, row["JobID"], "queued-allocs", self.store.clock.ns(), **told))
-        if any(failure["NodesFiltered"] for failure in failures.values()):
+        if filters and not escaped:
             self.unwatched.add(id)
         return id
 

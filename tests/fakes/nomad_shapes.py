@@ -255,7 +255,12 @@ def node_row(id: str, number: int, address: str, cpu: int, memory: int, drivers:
     return {
         "ID": id,
         "Name": f"nomad-agent-{number}",
-        "Attributes": {"kernel.name": "linux", "cpu.arch": "amd64", "nomad.version": "1.1.0"},
+        "Attributes": {
+            "kernel.name": "linux",
+            "cpu.arch": "amd64",
+            "nomad.version": "1.1.0",
+            "os.signals": "SIGHUP,SIGINT,SIGQUIT,SIGKILL,SIGTERM,SIGUSR1,SIGUSR2",
+        },
         "CSIControllerPlugins": None,
         "CSINodePlugins": None,
         "ComputedClass": f"v1:{number}",

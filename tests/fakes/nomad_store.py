@@ -244,17 +244,17 @@ class Entry:
         return row
 
     def place(self, row: Json, job: Json) -> Json:
-        """A new allocation, or one that the scheduler has changed."""
-        row = self._allocation({**row, "AllocModifyIndex": self.index})
+        """A new allocation, or one that the scheduler has changed with its job."""
         self.store.placed_jobs[row["ID"]] = job
-        previous = self.store.allocations.get(row.get("PreviousAllocation", ""))
-        if previous is not None and ("Allocation", previous["ID"]) not in self._rows:
-            self._allocation(changed(previous, NextAllocation=row["ID"]))  # so old ones come along in later lines
-        return row
+        return self.desire(row)
 
     def desire(self, row: Json) -> Json:
-        """A change of what the scheduler wants of an allocation."""
-        return self._allocation({**row, "AllocModifyIndex": self.index})
+        """A change of what the scheduler wants of an allocation. The one that it replaced is told again with it."""
+        row = self._allocation({**row, "AllocModifyIndex": self.index})
+        previous = self.store.allocations.get(row.get("PreviousAllocation", ""))
+        if previous is not None and ("Allocation", previous["ID"]) not in self._rows:
+            self._allocation(changed(previous, NextAllocation=row["ID"]))
+        return row
 
     def report(self, row: Json) -> Json:
         """What an agent tells of an allocation."""
