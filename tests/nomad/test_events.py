@@ -1,20 +1,27 @@
 """The event stream: whatever comes, or doesn't, is values or an honest end; and nothing is waited for too long."""
 
+import os
+import threading
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from random import Random
 from typing import Any
+from uuid import uuid4
 
+import msgspec
 import pytest
 import trio
 
-from poseidon.core.model import JobGone, JobId, JobSeen, Value
+from poseidon.core.fleet import Fleet
+from poseidon.core.model import EnvironmentId, JobGone, JobId, JobSeen, RunnerId, Value
 from poseidon.errors import ExecutorUnreachable
 from poseidon.executors.base import Batch
 from poseidon.executors.nomad import events
 from poseidon.executors.nomad.events import Lines
 from poseidon.executors.nomad.executor import NomadExecutor, open_nomad
 from poseidon.executors.nomad.settings import NomadSettings
+from tests.core.nomad_values import RECORDINGS
 from tests.nomad.loopback import (
     Handler,
     Loopback,
@@ -28,6 +35,7 @@ from tests.nomad.loopback import (
     recorded,
     sends,
 )
+from tests.nomad.recorded import stream_lines
 
 JOB = "10-8d8eca30-cc4a-4385-94ad-b089bc8bcead"
 
@@ -101,7 +109,7 @@ async def test_lines_of_one_index_are_all_told() -> None:
 
 async def test_a_heartbeat_is_an_empty_batch() -> None:
     batches, _ = await ends(sends(b"{}", b"\n", b"{}\n"))
-    assert batches == [Batch(0), Batch(0)]
+    assert set(batches) == {Batch(0)}
 
 
 async def test_a_line_is_what_newlines_cut_whatever_the_chunks_are() -> None:
@@ -117,11 +125,14 @@ async def test_a_line_is_what_newlines_cut_whatever_the_chunks_are() -> None:
         assert versions(batches) == list(range(1, 30))
 
 
-async def test_all_that_one_chunk_holds_is_one_change() -> None:
+async def test_all_that_comes_at_once_is_one_change() -> None:
     batches, _ = await ends(sends(seen(1) + seen(2) + seen(3)))
     [batch] = batches
     assert versions(batches) == [1, 2, 3]
     assert batch.position == 3
+    batches, why = await ends(sends(seen(1) + seen(2) + b"good-bye\n" + seen(3)))
+    assert versions(batches) == [1, 2]
+    assert why.endswith("good-bye")
 
 
 @pytest.mark.parametrize(
@@ -174,7 +185,7 @@ async def test_a_clean_end_is_an_end_too() -> None:
 async def test_silence_is_death() -> None:
     batches, why = await ends(sends(seen(1), then=for_ever), stream_silence=0.1)
     assert versions(batches) == [1]
-    assert "didn't answer in time" in why
+    assert why == "nomad's event stream was silent for 0.1 seconds"
 
 
 async def test_heartbeats_keep_the_stream_alive() -> None:
@@ -184,7 +195,7 @@ async def test_heartbeats_keep_the_stream_alive() -> None:
             await request.stream.send_all(b"3\r\n{}\n\r\n")
 
     batches, why = await ends(sends(seen(1), then=beat), stream_silence=0.3)
-    assert len(batches) == 7
+    assert versions(batches) == [1]
     assert why == "nomad ended the event stream"
 
 
@@ -278,7 +289,7 @@ async def test_the_stream_in_numbers() -> None:
         health = executor.stream_health
         assert health.age() is None
         async with executor.follow(None) as stream:
-            for _ in range(3):
+            while health.lines < 3:
                 await anext(stream)
             assert health.connected
             assert (health.index, health.lines, health.events) == (5, 3, 2)
@@ -291,3 +302,46 @@ async def test_large_lines_are_parsed_aside(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(events, "OFF_LOOP", 10)
     batches, _ = await ends(sends(seen(1), seen(2)))
     assert versions(batches) == [1, 2]
+
+
+async def test_twenty_thousand_recorded_events_a_second_become_core_state() -> None:
+    """By the time of this process alone, so that a busy machine doesn't matter."""
+    lines = [line for file in sorted(RECORDINGS.glob("*.ndjson")) for line in stream_lines(file)]
+    wanted = [{**each, "Events": [e for e in each["Events"] if e["Topic"] != "Node"]} for each in lines] * 4
+    raw = [msgspec.json.encode(each) for each in wanted if each["Events"]]
+    body = b"".join(b"%x\r\n%s\r\n1\r\n\n\r\n" % (len(each), each) for each in raw)
+    served: list[trio.SocketStream] = []
+
+    async def serve(request: Request) -> None:
+        served.append(request.stream)
+        await trio.sleep_forever()
+
+    async with opened(serve, headers_within=0.0) as (executor, _):
+        fleet = Fleet(settle=3.0, mint=lambda environment: RunnerId(f"{environment}-{uuid4()}"))
+        fleet.know(EnvironmentId(10), 1)
+        async with executor.follow(None) as batches:
+            while not served:
+                await trio.sleep(0.001)
+            [connection] = served
+            head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+            sender = threading.Thread(target=_send, args=(connection.socket.fileno(), head + body), daemon=True)
+            sender.start()
+            began = time.thread_time()
+            while executor.stream_health.lines < len(raw):
+                for value in (await anext(batches)).values:
+                    fleet.handle(value, 1000.0)
+                fleet.take_changes()
+            took = time.thread_time() - began
+            await trio.to_thread.run_sync(sender.join)
+    events = sum(len(each["Events"]) for each in wanted)
+    assert events / took > 20_000, f"{events / took:.0f} events a second"
+
+
+def _send(descriptor: int, body: bytes) -> None:
+    """From another thread, whose time doesn't count."""
+    view = memoryview(body)
+    while view:
+        try:
+            view = view[os.write(descriptor, view[:1_000_000]) :]
+        except BlockingIOError:
+            time.sleep(0.001)

@@ -8,7 +8,7 @@ import ssl
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeVar
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import httpx
 import msgspec
@@ -17,6 +17,7 @@ import trio
 from poseidon.errors import ConfigError, ExecutorError, ExecutorUnreachable
 from poseidon.executors.nomad import wire
 from poseidon.executors.nomad.settings import NomadSettings
+from poseidon.executors.nomad.stream import Answer, StreamBroken, open_stream
 
 T = TypeVar("T")
 Decoder = msgspec.json.Decoder
@@ -55,15 +56,12 @@ class Conflict(Refused):
 
 
 class Client:
-    """One cluster. *short* and *long* are apart, so that the stream and short requests can't hinder each other."""
+    """One cluster."""
 
-    def __init__(
-        self, settings: NomadSettings, short: httpx.AsyncClient, long: httpx.AsyncClient, tls: ssl.SSLContext | None
-    ) -> None:
+    def __init__(self, settings: NomadSettings, http: httpx.AsyncClient, tls: ssl.SSLContext | None) -> None:
         self.settings = settings
         self.tls = tls
-        self._short = short
-        self._long = long
+        self._http = http
         self._limiter = trio.CapacityLimiter(settings.limiter)
 
     @property
@@ -96,14 +94,17 @@ class Client:
         return self._decoded(response, decoder)
 
     @asynccontextmanager
-    async def stream(self, path: str, query: list[tuple[str, str]]) -> AsyncIterator[httpx.Response]:
-        """An answer that goes on and on; entered when its headers are there. Raises ExecutorUnreachable, Refused."""
-        with self.errors():
-            async with self._long.stream("GET", path, params=[*query, *self._scope.items()]) as response:
-                if response.status_code != httpx.codes.OK:
-                    await response.aread()
-                    self._check(response)
-                yield response
+    async def stream(self, path: str, query: list[tuple[str, str]]) -> AsyncIterator[Answer]:
+        """An answer that goes on and on. Raises ExecutorUnreachable, Refused."""
+        target = f"{path}?{urlencode([*query, *self._scope.items()])}"
+        settings = self.settings
+        try:
+            async with open_stream(settings.url, target, self.headers, self.tls, settings.connect_timeout) as answer:
+                if answer.status != httpx.codes.OK:
+                    self._check(httpx.Response(answer.status, content=await answer.read()))
+                yield answer
+        except StreamBroken as error:
+            raise ExecutorUnreachable(f"{self._name} can't be reached: {error.message[:LONGEST_TEXT]}") from error
 
     async def _ask(
         self, method: str, path: str, query: Mapping[str, str], body: bytes | None, within: float
@@ -111,8 +112,8 @@ class Client:
         async with (
             self._limiter
         ):  # httpx's own limit is lost for ever by requests that are cancelled (encode/httpcore#1093)
-            with self.errors(), trio.fail_after(within):
-                response = await self._short.request(
+            with self._errors(), trio.fail_after(within):
+                response = await self._http.request(
                     method, path, params={**query, **self._scope}, content=body, headers=_content(body)
                 )
         self._check(response)
@@ -139,7 +140,7 @@ class Client:
         return f"nomad at {self.settings.url}"
 
     @contextmanager
-    def errors(self) -> Iterator[None]:
+    def _errors(self) -> Iterator[None]:
         """Translates whatever goes wrong with a connection."""
         try:
             yield
@@ -183,20 +184,16 @@ def nothing_to_refuse() -> Iterator[None]:
 async def open_client(settings: NomadSettings) -> AsyncIterator[Client]:
     """Nothing is connected yet. Raises ConfigError for certificates that can't be read."""
     tls = _tls(settings)
-    keep = httpx.Limits(max_connections=None, max_keepalive_connections=settings.limiter, keepalive_expiry=60)
-    async with _http(settings, tls, keep) as short, _http(settings, tls, httpx.Limits(max_connections=None)) as long:
-        yield Client(settings, short, long, tls)
-
-
-def _http(settings: NomadSettings, tls: ssl.SSLContext | None, limits: httpx.Limits) -> httpx.AsyncClient:
-    return httpx.AsyncClient(
+    http = httpx.AsyncClient(
         base_url=settings.url,
         headers=headers_of(settings),
         verify=tls if tls is not None else False,
         timeout=httpx.Timeout(None, connect=settings.connect_timeout),
-        limits=limits,
+        limits=httpx.Limits(max_connections=None, max_keepalive_connections=settings.limiter, keepalive_expiry=60),
         trust_env=False,
     )
+    async with http:
+        yield Client(settings, http, tls)
 
 
 def headers_of(settings: NomadSettings) -> dict[str, str]:

@@ -102,12 +102,9 @@ class EventStream:
             with trio.move_on_after(self._settings.headers_within):
                 await opened.wait()
             refused = batches.failure
-            try:
-                if refused is None:
-                    yield batches
-            finally:
-                receive.close()
-                nursery.cancel_scope.cancel(reason="no longer followed")
+            if refused is None:
+                yield batches
+            nursery.cancel_scope.cancel(reason="no longer followed")
         raise_failure(refused)
 
     async def _check_namespace(self) -> None:
@@ -135,6 +132,8 @@ class EventStream:
                 await self._receive(position, send, opened)
             except (ExecutorUnreachable, Refused) as error:
                 batches.failure = error.message
+            except trio.TooSlowError:
+                batches.failure = f"nomad's event stream was silent for {self._settings.stream_silence:g} seconds"
             finally:
                 self.health.connected = False
                 self.health.breaks += 1
@@ -144,27 +143,33 @@ class EventStream:
         query = [("topic", topic) for topic in TOPICS]
         if position is not None:
             query.append(("index", str(position)))
-        handling = _Handling(self, send)
-        with self._client.errors(), trio.fail_after(self._settings.stream_silence) as patience:
-            async with self._client.stream("/v1/event/stream", query) as response:
+        lines = Lines()
+        patience = self._settings.stream_silence
+        with trio.fail_after(patience) as silence:
+            async with self._client.stream("/v1/event/stream", query) as answer:
                 self.health.connected = True
                 opened.set()
-                with trio.CancelScope() as reading:
-                    async for chunk in response.aiter_raw():  # nested generators: to be left by cancelling alone
-                        if not await handling.take(chunk):
-                            reading.cancel(reason="the stream is of no more use")
-                        patience.deadline = trio.current_time() + self._settings.stream_silence
-        raise handling.failure or ended(handling.lines.rest())
+                while chunk := await answer.receive():
+                    if complete := lines.feed(chunk):
+                        batch, failure = await self._batch(complete)
+                        await send.send(batch)
+                        if failure is not None:
+                            raise failure
+                    silence.deadline = trio.current_time() + patience
+        raise ended(lines.rest())
 
-    async def batch(self, lines: list[bytes]) -> Batch:
-        """All that was complete in one chunk, as one change."""
+    async def _batch(self, lines: list[bytes]) -> tuple[Batch, ExecutorUnreachable | None]:
+        """All that came at once, as one change; and what ended it, for what came before counts."""
         values: list[Value] = []
+        failure = None
         self.health.heard_at = trio.current_time()
-        for raw in lines:
-            if raw:
-                line = await _parsed(raw)
-                values += self._values(line)
-        return Batch(self.health.index, tuple(values))
+        try:
+            for raw in lines:
+                if raw:
+                    values += self._values(await _parsed(raw))
+        except ExecutorUnreachable as error:
+            failure = error
+        return Batch(self.health.index, tuple(values)), failure
 
     def _values(self, line: wire.Line) -> list[Value]:
         self.health.lines += 1
@@ -184,32 +189,6 @@ class EventStream:
         told = None if payload is None else payload.allocation or payload.evaluation
         if told is not None and told.modify_time:
             self.health.lag = time() - told.modify_time / 1e9
-
-
-@dataclass(slots=True)
-class _Handling:
-    """Chunks → batches, until *failure* or until nobody reads them any more. Shielded, so that a cancellation never
-    hits who iterates over the answer between two chunks: that ends by itself as soon as nobody reads."""
-
-    stream: EventStream
-    send: trio.MemorySendChannel[Batch]
-    lines: Lines = field(default_factory=Lines)
-    failure: ExecutorUnreachable | None = None
-    over: bool = False
-
-    async def take(self, chunk: bytes) -> bool:
-        """Whether more is wanted."""
-        if self.over:
-            return False
-        try:
-            if complete := self.lines.feed(chunk):
-                with trio.CancelScope(shield=True):
-                    await self.send.send(await self.stream.batch(complete))
-        except ExecutorUnreachable as error:
-            self.failure, self.over = error, True
-        except trio.BrokenResourceError:
-            self.over = True
-        return not self.over
 
 
 class _Batches:
