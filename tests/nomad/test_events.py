@@ -17,7 +17,7 @@ from poseidon.core.fleet import Fleet
 from poseidon.core.model import EnvironmentId, JobGone, JobId, JobSeen, RunnerId, Value
 from poseidon.errors import ExecutorUnreachable
 from poseidon.executors.base import Batch
-from poseidon.executors.nomad import events
+from poseidon.executors.nomad import events, wire
 from poseidon.executors.nomad.events import Lines
 from poseidon.executors.nomad.executor import NomadExecutor, open_nomad
 from poseidon.executors.nomad.settings import NomadSettings
@@ -298,10 +298,25 @@ async def test_the_stream_in_numbers() -> None:
         assert health.breaks == 1
 
 
-async def test_large_lines_are_parsed_aside(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(events, "OFF_LOOP", 10)
+class Spy:
+    """A decoder that knows where it works."""
+
+    def __init__(self) -> None:
+        self.threads: set[int] = set()
+
+    def decode(self, raw: bytes) -> wire.Line:
+        self.threads.add(threading.get_ident())
+        return msgspec.json.decode(raw, type=wire.Line)
+
+
+@pytest.mark.parametrize(("bound", "aside"), [(10, True), (100_000, False)])
+async def test_large_lines_are_parsed_aside(monkeypatch: pytest.MonkeyPatch, bound: int, aside: bool) -> None:
+    spy = Spy()
+    monkeypatch.setattr(events, "OFF_LOOP", bound)
+    monkeypatch.setattr(events, "_line", spy)
     batches, _ = await ends(sends(seen(1), seen(2)))
     assert versions(batches) == [1, 2]
+    assert (threading.get_ident() not in spy.threads) is aside
 
 
 async def test_twenty_thousand_recorded_events_a_second_become_core_state() -> None:

@@ -109,9 +109,8 @@ class Client:
     async def _ask(
         self, method: str, path: str, query: Mapping[str, str], body: bytes | None, within: float
     ) -> httpx.Response:
-        async with (
-            self._limiter
-        ):  # httpx's own limit is lost for ever by requests that are cancelled (encode/httpcore#1093)
+        # httpx's own limit loses a place for ever with some requests that are cancelled (encode/httpcore#1093)
+        async with self._limiter:
             with self._errors(), trio.fail_after(within):
                 response = await self._http.request(
                     method, path, params={**query, **self._scope}, content=body, headers=_content(body)
