@@ -107,9 +107,10 @@ class Agent:
     def alive(self) -> bool:
         return self.scope is not None
 
-    async def work(self) -> None:
+    async def work(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         try:
             with trio.CancelScope() as self.scope:
+                task_status.started()
                 async with trio.open_nursery() as nursery:
                     for run in self.runs.values():
                         run.returned = True

@@ -3,6 +3,7 @@
 import socket
 import struct
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import format_datetime
@@ -105,8 +106,9 @@ class Exchange:
 
     async def until_client_leaves(self) -> None:
         """Wait for the end of what the client sends; it has nothing more to say."""
-        while await self.stream.receive_some(CHUNK):
-            pass
+        with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+            while await self.stream.receive_some(CHUNK):
+                pass
 
     async def _write(self, data: bytes) -> None:
         try:
@@ -134,11 +136,8 @@ class Server:
     most_connections: int | None = None
     """Reset what comes above, as Nomad's http_max_conns_per_client does."""
     connections: set[trio.SocketStream] = field(default_factory=set)
+    listening: bool = False
     _scope: trio.CancelScope | None = None
-
-    @property
-    def listening(self) -> bool:
-        return self._scope is not None
 
     @property
     def url(self) -> str:
@@ -150,10 +149,13 @@ class Server:
 
     async def listen(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until `stop` or cancellation."""
+        while self._scope is not None:  # it is just going down
+            await trio.lowlevel.checkpoint()
         (listener,) = await trio.open_tcp_listeners(self.port, host="127.0.0.1", backlog=1024)
         self.port = listener.socket.getsockname()[1]
         with trio.CancelScope() as self._scope:
             async with listener, trio.open_nursery() as nursery:
+                self.listening = True
                 task_status.started()
                 await trio.serve_listeners(self._serve, [listener], handler_nursery=nursery)
         self._scope = None
@@ -163,6 +165,7 @@ class Server:
         for stream in list(self.connections):
             if abruptly:
                 stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.listening = False
         if self._scope is not None:
             self._scope.cancel()
 

@@ -40,7 +40,7 @@ class Nodes:
             entry.node(node_row(id, number, server.address, cpu, memory, drivers, now))
         self.servers[id] = server
         self.agents[id] = Agent(id, self.store, self.scheduler, Random(self.random.random()), self.ended)
-        self.nursery.start_soon(self.agents[id].work)
+        await self.nursery.start(self.agents[id].work)
 
     def find(self, name: str) -> str:
         """A node's id, by its id or its name."""
@@ -57,11 +57,13 @@ class Nodes:
 
     def _evaluate(self, id: str) -> None:
         """One evaluation for each job that ever had an allocation there, in one line."""
+        self.scheduler.capacity()
+        if not any(row["NodeID"] == id for row in self.store.allocations.values()):
+            return
         with self.store.entry("EvaluationUpdated") as entry:
             made = self.scheduler.node_evaluations(entry, self.store.nodes[id])
         for row in made:
             self.store.enqueue(row["ID"])
-        self.scheduler.capacity()
 
     # -- drains -------------------------------------------------------------------------------------------------------
 
@@ -129,7 +131,7 @@ class Nodes:
         for run in agent.runs.values():
             if run.over:
                 agent.repeat(run.id)
-        self.nursery.start_soon(agent.work)
+        await self.nursery.start(agent.work)
 
     # -- drivers ------------------------------------------------------------------------------------------------------
 

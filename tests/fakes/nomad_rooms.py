@@ -85,6 +85,7 @@ class Rooms:
                 box = Box(id, "docker" if driver == "docker" else "raw_exec", folder, self.nursery)
                 self.boxes[id] = box
                 await box.begin()
+                self.store.moved.unpark_all()
 
     async def _end_with(self, agent: Agent, exchange: Exchange, scope: trio.CancelScope) -> None:
         await self.store.until(lambda: not agent.alive)

@@ -2,13 +2,14 @@
 
 from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from random import Random
 from typing import Final
 
 import trio
 
-from tests.fakes.nomad_http import Exchange, Request
+from tests.fakes.nomad_http import Exchange, Gone, Request
 from tests.fakes.nomad_store import Event, Line, Store, encode_line
 
 HEARTBEAT: Final = 30.0
@@ -75,8 +76,9 @@ class Subscription:
         self.beat = trio.current_time() + self._pulse
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._cancel_when_left, nursery)
-            while await self._step():
-                pass
+            with suppress(Gone):
+                while await self._step():
+                    pass
             nursery.cancel_scope.cancel()
 
     async def _cancel_when_left(self, nursery: trio.Nursery) -> None:
@@ -220,10 +222,12 @@ class Streams:
             subscription.topics = {"Node": topics.get("Node", [])}
         self.open.append(subscription)
         self.opened += 1
+        self.store.moved.unpark_all()
         try:
             await subscription.run()
         finally:
             self.open.remove(subscription)
+            self.store.moved.unpark_all()
 
     def say(self, data: bytes) -> None:
         """Send *data* as it is on all open streams."""
