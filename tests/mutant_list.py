@@ -221,6 +221,19 @@ MUTANTS = (
         ),
     ),
     _fleet(
+        "orphans-create",
+        "the allocation of a job that a listing lacks creating a job",
+        ("if allocation.job in self._entries or allocation.created > listing.jobs_index:", "if allocation:"),
+    ),
+    _fleet(
+        "mark-under-way-lost-going-back",
+        "a mark under way not repeated when the cluster went back",
+        (
+            "        entry.mark_asked = None\n        self._update(entry, replace(job, version=0",
+            "        self._update(entry, replace(job, version=0",
+        ),
+    ),
+    _fleet(
         "stop-lost-going-back",
         "an answered stop not repeated when the cluster went back",
         ("return [StopJob(job.id)] if answered else []", "return []"),

@@ -357,7 +357,8 @@ class Fleet:
         for seen in listing.jobs:
             self._see_job(seen, now, listing.jobs_index)
         for allocation in listing.allocations:
-            self._see_allocation(allocation, now, listing.allocations_index)
+            if allocation.job in self._entries or allocation.created > listing.jobs_index:  # else its job is gone
+                self._see_allocation(allocation, now, listing.allocations_index)
         if listing.only is None:
             entries = list(self._entries.values())
         else:
@@ -446,6 +447,7 @@ class Fleet:
         mark = not used if job.mark is not None and entry.spent else job.mark
         answered = job.stop is not None and job.stop.answered is not None
         stop = Intent(now) if answered else job.stop
+        entry.mark_asked = None
         self._update(entry, replace(job, version=0, gone_version=0, mark=mark, stop=stop))
         return [StopJob(job.id)] if answered else []
 
