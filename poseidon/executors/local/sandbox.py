@@ -148,6 +148,8 @@ async def until_death(sandbox: Sandbox, site: Site) -> str:
                 await bring_up(sandbox, site)
     except ExecutorError as error:
         return error.message
+    except OSError as error:
+        return f"its folder can't be used: {error}"
     await trio.lowlevel.wait_readable(sandbox.pidfd)
     sandbox.gone.set()
     return OUT_OF_MEMORY if sandbox.group.out_of_memory_kills() > sandbox.kills else "its helper ended"
