@@ -13,8 +13,7 @@ from websockets.exceptions import InvalidStatus
 from poseidon.api.server import ServerLimits
 from poseidon.errors import PlacementFailed
 from poseidon.runners.facts import Ailment
-from tests.api.service import VERSION, Service, connected, next_of, open_service, read
-from tests.runners.shell import until
+from tests.api.service import VERSION, Service, connected, next_of, open_service, read, until
 
 ROUTES = [
     ("GET", "/statistics/execution-environments"),

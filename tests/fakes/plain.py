@@ -66,6 +66,12 @@ class PlainExecutor(ScriptedExecutor):
         for process in list(self.processes.get(allocation, ())):
             process.lose()
 
+    def clean(self) -> None:
+        """Leave no process behind."""
+        for allocation in self.processes:
+            self.lose(allocation)
+            kill_all(f"{allocation}/")
+
     @asynccontextmanager
     async def execute(self, allocation: Allocation, command: Command) -> AsyncIterator[Process]:
         await trio.sleep(self.start_delay)

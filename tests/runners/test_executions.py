@@ -18,8 +18,10 @@ from poseidon.runners.execution_buffers import INPUT_MOST, LAST_MOST, OUTPUT_MOS
 from poseidon.runners.execution_outcomes import CLIENT_GONE, Ending, Input, Outcome
 from poseidon.runners.executions import Executions, open_executions
 from poseidon.store.executions import WaitingExecution
+from tests.api.service import until
+from tests.fakes import plain
 from tests.fakes.plain import PlainExecutor
-from tests.runners.shell import ONE, Rig, open_rig, until
+from tests.runners.shell import ONE, Rig, open_rig
 
 
 @dataclass
@@ -79,10 +81,11 @@ async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
 
 
 async def test_what_the_pipes_hold_at_the_end_reaches_a_client_that_reads_late(
-    bench: Bench, nursery: trio.Nursery
+    bench: Bench, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(plain, "CHUNK", 4096)
     client = Puppet()
-    size = OUTPUT_MOST + 150_000  # more than we take in while the client doesn't read
+    size = OUTPUT_MOST + 60_000  # more than is taken in while the client doesn't read, but the pipe can hold the rest
     execution = await bench.create(f"head -c {size} /dev/zero")
     nursery.start_soon(bench.executions.run, bench.runner, execution, client)
     await until(lambda: any(life.over.is_set() for life in bench.executions._lives))

@@ -13,8 +13,7 @@ import trio
 from poseidon.errors import BadRequest, ConnectionLost
 from poseidon.runners import files
 from poseidon.runners.files import File, archived, cleaned
-from tests.api.service import Service, open_service
-from tests.runners.shell import until
+from tests.api.service import Service, open_service, until
 
 
 @pytest.fixture
