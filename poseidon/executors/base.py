@@ -132,5 +132,5 @@ class Executor(Protocol):
 class KeepsRecords(Protocol):
     """An executor that keeps records of its own (Nomad: templates, and a job's used mark)."""
 
-    async def mark(self, job: JobId, *, used: bool, timeout: int) -> None:
+    async def mark(self, job: JobId, *, used: bool, timeout: int) -> None:  # noqa: ASYNC109 - a value to write
         """Write the job's used mark. Raises ExecutorUnreachable."""
