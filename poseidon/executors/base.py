@@ -15,7 +15,7 @@ from poseidon.core.model import Allocation, Environment, JobId, Listing, Value
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What one message of the stream told, up to *position* (opaque; where to resume, inclusive). Empty: a heartbeat."""
+    """What one message of the stream told, up to *position* (opaque; resuming includes it). Empty: a heartbeat."""
 
     position: int
     values: tuple[Value, ...] = ()
