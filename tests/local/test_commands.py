@@ -253,8 +253,8 @@ if pid:
 else:
     os.setpgid(0, 0)
     os.tcsetpgrp(0, os.getpid())
-    signal.signal(signal.SIGUSR1, lambda *_: os.write(1, b"got it\n") and os._exit(0))
-    os.write(1, b"ready\n")
+    signal.signal(signal.SIGUSR1, lambda *_: os.write(1, b"got it\\n") and os._exit(0))
+    os.write(1, b"ready\\n")
     while True:
         signal.pause()
 """
