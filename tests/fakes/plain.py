@@ -43,6 +43,10 @@ class PlainExecutor(ScriptedExecutor):
     start_failure: ExecutorError | None = None
     """What `execute` raises."""
     start_delay: float = 0.0
+    identity: str = field(default_factory=lambda: uuid4().hex)
+    """So that executors of several test runs at once don't kill each other's processes."""
+    kills: int = 0
+    """How often it was asked to kill a command."""
     processes: dict[AllocationId, set["PlainProcess"]] = field(default_factory=dict)
 
     def register(self, job: JobId, *, used: bool | None = None) -> None:
@@ -53,7 +57,7 @@ class PlainExecutor(ScriptedExecutor):
         for allocation in [known.id for known in self.allocations.values() if known.job == job]:
             self.lose(allocation)
             if self.processes.pop(allocation, None) is not None:
-                kill_all(f"{allocation}/")
+                kill_all(f"{self.identity}/{allocation}/")
             shutil.rmtree(self.workspace(allocation), ignore_errors=True)
         super().remove(job)
 
@@ -70,7 +74,7 @@ class PlainExecutor(ScriptedExecutor):
         """Leave no process behind."""
         for allocation in self.processes:
             self.lose(allocation)
-            kill_all(f"{allocation}/")
+            kill_all(f"{self.identity}/{allocation}/")
 
     @asynccontextmanager
     async def execute(self, allocation: Allocation, command: Command) -> AsyncIterator[Process]:
@@ -83,7 +87,7 @@ class PlainExecutor(ScriptedExecutor):
             raise AllocationGone("the allocation doesn't run")
         running = self.processes.setdefault(allocation.id, set())
         async with trio.open_nursery() as nursery:
-            with _started(command, allocation.id, self.workspace(allocation.id)) as started:
+            with _started(command, f"{self.identity}/{allocation.id}", self.workspace(allocation.id)) as started:
                 process = PlainProcess(started, nursery, self)
                 running.add(process)
                 try:
@@ -107,8 +111,8 @@ class Started:
 
 
 @contextmanager
-def _started(command: Command, allocation: AllocationId, folder: Path) -> Iterator[Started]:
-    mark = f"{allocation}/{uuid4().hex}"
+def _started(command: Command, place: str, folder: Path) -> Iterator[Started]:
+    mark = f"{place}/{uuid4().hex}"
     environment = {
         "PATH": os.environ["PATH"],
         "HOME": str(folder),
@@ -204,6 +208,7 @@ class PlainProcess:
         return self._executor.ends_as or self._exit
 
     async def kill(self) -> bool:
+        self._executor.kills += 1
         kill_all(self._mark)
         await self._reap()  # here, for our own tasks may have been cancelled
         return not self._executor.unkillable

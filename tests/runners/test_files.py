@@ -169,6 +169,7 @@ async def test_a_client_that_leaves_stops_the_copy(
     with trio.move_on_after(0.3):
         await service.patch(runner, {"x": b"1"})
     await until(lambda: not service.executor.processes[allocation])
+    assert service.executor.kills == 1
     monkeypatch.undo()
     assert (await service.patch(runner, {"x": b"1"})).status_code == 204
 
