@@ -189,9 +189,13 @@ class PlainProcess:
         await trio.lowlevel.checkpoint()
 
     async def signal(self, number: int) -> None:
-        with suppress(ProcessLookupError, OSError):
-            os.killpg(os.tcgetpgrp(self._terminal) if self._tty else self._popen.pid, number)
         await trio.lowlevel.checkpoint()
+        if self._ended.is_set():
+            return
+        with suppress(OSError):
+            group = os.tcgetpgrp(self._terminal) if self._tty else self._popen.pid
+            if group > 0:  # a terminal without a session has none, and group 0 would be ourselves
+                os.killpg(group, number)
 
     async def receive(self) -> tuple[Stream, bytes] | None:
         try:
