@@ -627,8 +627,9 @@ class Fleet:
 
     def _mark(self, entry: _Entry) -> list[Decision]:
         wanted = self.wanted_mark(entry.job.id)
-        if entry.mark_asked and not wanted:  # it may have been written, though not answered
-            self._update(entry, replace(entry.job, mark=True))
+        asked = entry.mark_asked
+        if asked is not None and wanted != asked and (asked or wanted):  # it may have been written, though not answered
+            self._update(entry, replace(entry.job, mark=asked))
         if wanted is None or entry.job.mark is None or wanted == entry.job.mark:
             entry.mark_asked = None
             return []

@@ -472,6 +472,16 @@ def test_a_mark_that_may_have_been_written_is_taken_back() -> None:
     assert marks(scene.hand_in(*moved)) == [False]
 
 
+def test_a_claim_while_unused_is_being_written_is_marked() -> None:
+    scene = Scene()
+    scene.runs()
+    scene.claims()
+    scene.hand_in(Marked(J, used=True))
+    moved = allocation("a1", 12, desired="stop"), allocation("a2", 13, created=12, started="s2")
+    assert marks(scene.hand_in(*moved)) == [False]
+    assert marks(scene.hand_in(Claim(scene.only.id, 0))) == [True]
+
+
 def test_no_mark_is_written_for_a_stopped_job() -> None:
     scene = Scene()
     scene.runs()
@@ -632,6 +642,15 @@ def test_a_next_allocation_that_is_gone_again_isnt_waited_for() -> None:
     scene.runs()
     scene.hand_in(allocation("a1", 12, client="lost", desired="stop", next="a2"), seen(13, "dead"))
     scene.lists(seen(13, "dead"), allocation("a1", 12, client="lost", desired="stop", next="a2"), index=20)
+    assert scene.state() == "doubtful"
+
+
+def test_the_follow_up_of_an_allocation_that_is_to_stop_isnt_waited_for() -> None:
+    """Its job was removed before it was rescheduled."""
+    scene = Scene()
+    scene.runs()
+    scene.hand_in(allocation("a1", 12, client="failed", follow_up="e"))
+    scene.hand_in(allocation("a1", 14, client="failed", desired="stop", follow_up="e"), seen(14, "dead"))
     assert scene.state() == "doubtful"
 
 

@@ -53,6 +53,8 @@ class FleetMachine(RuleBasedStateMachine):
         self.heard = 0
         """How much of the log has been delivered in order, or was dropped."""
         self.earlier: Cluster | None = None
+        self.marks_may_be_lost = False
+        """A cluster that went back by nothing but a mark can't be told from one that didn't."""
 
     def new_job(self, environment: int = KNOWN) -> JobId:
         return JobId(f"{environment}-{UUID(int=self.cluster.number())}")
@@ -336,8 +338,8 @@ class FleetMachine(RuleBasedStateMachine):
     def stranger_registers_again(self, pick: int, used: bool) -> None:
         names = {known.job for known in self.cluster.allocations.values()} | self.shell.ours
         job = one_of(sorted(name for name in names if not self.cluster.has_future(name)), pick)
-        if job is not None:
-            self.cluster.register(job, used=used)
+        if job is not None:  # nobody marks a job as used that is ours
+            self.cluster.register(job, used=used and self.shell.fleet.job(job) is None)
 
     @precondition(lambda self: not self.shell.lost)
     @rule()
@@ -354,6 +356,7 @@ class FleetMachine(RuleBasedStateMachine):
         self.heard = len(self.cluster.log)
         self.shell.lost = True
         self.shell.loses_connections()
+        self.marks_may_be_lost = True
 
     # What must come of it
 
@@ -433,7 +436,8 @@ class FleetMachine(RuleBasedStateMachine):
                 assert runner.id in held
             elif runner is not None:
                 assert runner.phase is Phase.IDLE
-            assert runner is None or seen.used == (runner.phase is Phase.USED), "the executor's record is right"
+            if runner is not None and not self.marks_may_be_lost:
+                assert seen.used == (runner.phase is Phase.USED), "the executor's record is right"
 
     @invariant()
     def clients_keep_what_lives(self) -> None:
