@@ -176,6 +176,15 @@ async def test_a_client_that_leaves_at_once_leaves_nothing(service: Service, run
     assert {row["outcome"] for row in await recorded(service)} == {"client_gone"}
 
 
+async def test_a_start_that_takes_long_is_given_up_with_its_client_or_limit(service: Service, runner: str) -> None:
+    service.executor.start_delay = 60
+    async with connected(await service.execute(runner, "true")) as client:
+        await next_of(client, "start")
+    await until(lambda: service.executions.running == 0)
+    ended = await service.run(runner, "true", timeLimit=1)
+    assert ended.messages == [{"type": "start"}, TIMEOUT]
+
+
 async def test_a_flood_of_input_neither_grows_memory_nor_hides_that_the_client_left(
     service: Service, runner: str
 ) -> None:

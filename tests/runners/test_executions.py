@@ -96,6 +96,20 @@ async def test_what_the_pipes_hold_at_the_end_reaches_a_client_that_reads_late(
     assert client.outcome == Outcome.exited(0)
 
 
+async def test_what_was_written_before_the_limit_reaches_a_client_that_reads_late(
+    bench: Bench, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plain, "CHUNK", 4096)
+    client = Puppet()
+    size = OUTPUT_MOST + 60_000
+    execution = await bench.create(f"head -c {size} /dev/zero; sleep 60", time_limit=1)
+    nursery.start_soon(bench.executions.run, bench.runner, execution, client)
+    await until(lambda: any(life.over.is_set() for life in bench.executions._lives))
+    client.reads.set()
+    await until(lambda: client.outcome is not None)
+    assert len(client.heard[Stream.STDOUT]) == size
+
+
 async def test_a_client_that_stalls_holds_neither_limit_nor_release_back(bench: Bench, nursery: trio.Nursery) -> None:
     client = Puppet()
     execution = await bench.create("yes", time_limit=1)
