@@ -42,7 +42,7 @@ def main(arguments: list[str] | None = None) -> int:
         report.progress("interrupted; all that was started is stopped")
         return 130
     report.write(options.output)
-    print(report.table())
+    print(report.markdown() if options.markdown else report.table())
     report.progress(f"{time.monotonic() - began:.0f} s; load before: {report.load:.2f}; written to {options.output}")
     return 1 if report.failures else 0
 
@@ -60,6 +60,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--only", metavar="NAME", help="one figure, or all whose names begin so: execution, pool.daemon"
     )
+    parser.add_argument("--markdown", action="store_true", help="print the table as it stands in docs/bench.md")
     parser.add_argument("--output", type=Path, default=LATEST, help="where to write the figures as JSON")
     options = parser.parse_args(arguments)
     if options.only is not None and not any(map(chosen(options.only), BY_NAME)):

@@ -64,6 +64,11 @@ class Report:
                 lines.append(f"{figure.name:<{COLUMNS[0]}}  {self.failures[figure.name]}")
         return "\n".join(lines)
 
+    def markdown(self) -> str:
+        """For docs/bench.md."""
+        rows = [_cells(figure, self.results[figure.name]) for figure in FIGURES if figure.name in self.results]
+        return "\n".join(f"| {' | '.join(row)} |" for row in (HEADINGS, ("---",) * len(HEADINGS), *rows))
+
     def as_json(self) -> dict[str, Any]:
         """For programs."""
         rows = [_row(figure, self.results[figure.name]) for figure in FIGURES if figure.name in self.results]
