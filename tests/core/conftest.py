@@ -4,7 +4,7 @@ from hypothesis import HealthCheck, settings
 
 settings.register_profile(
     "nightly",
-    max_examples=20_000,
+    max_examples=5_000,
     stateful_step_count=80,
     deadline=None,
     suppress_health_check=list(HealthCheck),
