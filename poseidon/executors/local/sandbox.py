@@ -232,13 +232,16 @@ def is_gone(sandbox: Sandbox) -> bool:
 
 
 def kill(sandbox: Sandbox) -> None:
-    """Kill the helper, with which the kernel kills all in its pid namespace, and whatever else is in the cgroups."""
+    """Kill the helper, with which the kernel kills all in its pid namespace, and whatever else is in the cgroups.
+
+    The helper goes first: it mustn't see its commands die, and tell of exits that are none.
+    """
     doomed = sandbox.group.pids()
     if is_alive(sandbox.record):
         doomed.add(sandbox.record.pid)
     elif not doomed and launch.is_held(sandbox.folder):
         doomed.add(launch.listening_in(sandbox.folder))
-    for pid in doomed - {0}:
+    for pid in sorted(doomed - {0}, key=lambda pid: pid != sandbox.record.pid):
         kill_one(pid, sandbox)
 
 
