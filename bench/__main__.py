@@ -2,10 +2,11 @@
 
 import argparse
 import os
+import signal
 import sys
 import tempfile
 import time
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 
 import trio
@@ -31,14 +32,26 @@ def main(arguments: list[str] | None = None) -> int:
     options = _options(arguments)
     report = Report(options.quick)
     began = time.monotonic()
+    signal.signal(signal.SIGTERM, lambda _number, _frame: signal.raise_signal(signal.SIGINT))  # tidied up alike
+    interrupted = False
+    try:
+        _run(report, chosen(options.only))
+    except* KeyboardInterrupt:
+        interrupted = True
+    if interrupted:
+        report.progress("interrupted; all that was started is stopped")
+        return 130
+    report.write(options.output)
+    print(report.markdown() if options.markdown else report.table())
+    report.progress(f"{time.monotonic() - began:.0f} s; load before: {report.load:.2f}; written to {options.output}")
+    return 1 if report.failures else 0
+
+
+def _run(report: Report, wanted: Callable[[str], bool]) -> None:
     # What runs in this process logs like the daemon does, so that this costs the same; but nobody reads it.
     with open(os.devnull, "w") as nowhere, tempfile.TemporaryDirectory(prefix="poseidon-bench-") as folder:
         setup_logging("info", "json", stream=nowhere)
-        trio.run(partial(_measure, Bench(report, Path(folder), chosen(options.only))))
-    report.write(options.output)
-    print(report.table())
-    report.progress(f"{time.monotonic() - began:.0f} s; load before: {report.load:.2f}; written to {options.output}")
-    return 1 if report.failures else 0
+        trio.run(_measure, Bench(report, Path(folder), wanted))
 
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
@@ -47,6 +60,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--only", metavar="NAME", help="one figure, or all whose names begin so: execution, pool.daemon"
     )
+    parser.add_argument("--markdown", action="store_true", help="print the table as it stands in docs/bench.md")
     parser.add_argument("--output", type=Path, default=LATEST, help="where to write the figures as JSON")
     options = parser.parse_args(arguments)
     if options.only is not None and not any(map(chosen(options.only), BY_NAME)):

@@ -11,7 +11,7 @@ from bench import processes
 from bench.bare import run_true
 from bench.conversations import converse
 from bench.site import Site
-from bench.timing import in_turn
+from bench.timing import Step, in_turn, milliseconds
 
 
 async def measure_commands(site: Site) -> None:
@@ -21,21 +21,18 @@ async def measure_commands(site: Site) -> None:
     allocation = await site.bare.start()
     times: dict[str, list[float]] = {}
     for _ in range(site.bench.pick(150, 5)):
-        urls = {tty: await site.client.create(runner, "true", tty=tty) for tty in (True, False)}
-        samples = await in_turn(
-            1,
-            {
-                "tty": partial(converse, urls[True]),
-                "bare tty": partial(site.bare.run, allocation, "true", tty=True),
-                "pipes": partial(converse, urls[False]),
-                "bare pipes": partial(site.bare.run, allocation, "true", tty=False),
-                "host": run_true,
-                "version": site.client.version,
-                "created": partial(site.client.create, runner, "true", tty=False),
-            },
-            warm_up=0,
-        )
-        for name, found in samples.items():
+        for tty, kind in ((True, "tty"), (False, "pipes")):
+            said = await converse(await site.client.create(runner, "true", tty=tty))
+            said.output()
+            times.setdefault(kind, []).append(said.took)
+            bare = partial(site.bare.run, allocation, "true", tty=tty)
+            times.setdefault(f"bare {kind}", []).append(await milliseconds(bare))
+        small: dict[str, Step] = {
+            "host": run_true,
+            "version": site.client.version,
+            "created": partial(site.client.create, runner, "true", tty=False),
+        }
+        for name, found in (await in_turn(1, small, warm_up=0)).items():
             times.setdefault(name, []).extend(found)
     await site.bare.stop(allocation)
     await site.client.release(runner)

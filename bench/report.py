@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from bench.catalogue import FIGURES, RATE, Figure
+from bench.catalogue import BY_NAME, FIGURES, MS, RATE, Figure
 
 LATEST = Path(__file__).parent / "results" / "latest.json"
 COLUMNS = (20, 44, 16, 10, 9, 34, 7, 15, 7)
@@ -38,8 +38,8 @@ class Report:
     load: float = field(default_factory=lambda: os.getloadavg()[0])
 
     def note(self, name: str, samples: Sequence[float], reference: Sequence[float] = ()) -> None:
-        """Medians count; a single value is its own."""
-        p99 = percentile(samples, 0.99) if len(samples) >= 20 else None
+        """Medians count; a single value is its own. The slowest of times are told as well."""
+        p99 = percentile(samples, 0.99) if len(samples) >= 20 and BY_NAME[name].unit == MS else None
         beside = statistics.median(reference) if reference else None
         self.results[name] = Measured(statistics.median(samples), p99, len(samples), beside)
 
@@ -63,6 +63,11 @@ class Report:
             elif figure.name in self.failures:
                 lines.append(f"{figure.name:<{COLUMNS[0]}}  {self.failures[figure.name]}")
         return "\n".join(lines)
+
+    def markdown(self) -> str:
+        """For docs/bench.md."""
+        rows = [_cells(figure, self.results[figure.name]) for figure in FIGURES if figure.name in self.results]
+        return "\n".join(f"| {' | '.join(row)} |" for row in (HEADINGS, ("---",) * len(HEADINGS), *rows))
 
     def as_json(self) -> dict[str, Any]:
         """For programs."""

@@ -94,7 +94,7 @@ class _Entry:
 
     def delay(self) -> float:
         """Seconds until the next attempt: more with each recent crash, and never the same for all."""
-        return min(FIRST_DELAY * 2.0 ** (len(self.recent) - 1), LONGEST_DELAY) * random.uniform(0.8, 1.2)
+        return min(FIRST_DELAY * 2.0 ** (len(self.recent) - 1), LONGEST_DELAY) * random.uniform(0.8, 1.2)  # noqa: S311
 
 
 class Supervisor:
@@ -176,7 +176,7 @@ async def _crashes(entry: _Entry) -> bool:
             raise RuntimeError("the service ended, though it should run until it is stopped")
     except* ConfigError:  # no restart mends a wrong setting
         raise
-    except* Exception as group:  # beside a cancellation, which goes on by itself, this may be a part of a group
+    except* Exception as group:  # noqa: BLE001 - a bug is anything; beside a cancellation, which goes on by itself, this may be a part of a group
         crash = _unwrapped(group)
         entry.crash(crash)
     return crash is not None

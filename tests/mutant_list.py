@@ -221,6 +221,19 @@ MUTANTS = (
         ),
     ),
     _fleet(
+        "orphans-create",
+        "the allocation of a job that a listing lacks creating a job",
+        ("if allocation.job in self._entries or allocation.created > listing.jobs_index:", "if allocation:"),
+    ),
+    _fleet(
+        "mark-under-way-lost-going-back",
+        "a mark under way not repeated when the cluster went back",
+        (
+            "        entry.mark_asked = None\n        self._update(entry, replace(job, version=0",
+            "        self._update(entry, replace(job, version=0",
+        ),
+    ),
+    _fleet(
         "stop-lost-going-back",
         "an answered stop not repeated when the cluster went back",
         ("return [StopJob(job.id)] if answered else []", "return []"),
@@ -233,7 +246,7 @@ MUTANTS = (
     _fleet(
         "unanswered-mark-stays",
         "a mark that may have been written not taken back",
-        ("if entry.mark_asked and not wanted:", "if False:"),
+        ("if asked is not None and wanted != asked and (asked or wanted):", "if False:"),
     ),
     _fleet("marks-repeat", "the same mark decided again and again", ("if entry.mark_asked == wanted:", "if False:")),
     _rules("vanished-next-awaited", "a next allocation that is gone waited for", (" and newest.version > listed", "")),
@@ -248,7 +261,7 @@ MUTANTS = (
     _rules(
         "follow-up-ignored",
         "a failed job that will be rescheduled doubted",
-        ("return newest.follow_up is not UNTOLD and newest.follow_up is not None", "return False"),
+        ("(newest.migrate or newest.follow_up not in (UNTOLD, None))", "newest.migrate"),
     ),
     _rules(
         "oldest-is-current",

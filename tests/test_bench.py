@@ -5,6 +5,7 @@ import math
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +32,13 @@ def quick(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         check=False,
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert list(folder.glob("poseidon-bench-*")) == []
-    assert not [line for line in _command_lines() if str(folder) in line]
+    assert_nothing_left(folder)
     return dict(json.loads(output.read_text()))
+
+
+def assert_nothing_left(folder: Path) -> None:
+    assert list(folder.glob("poseidon-bench-*")) == []
+    assert [line for line in _command_lines() if str(folder) in line] == []
 
 
 def _command_lines() -> list[str]:
@@ -60,6 +65,28 @@ def test_each_figure_is_a_number_beside_the_reference_it_names(quick: dict[str, 
         assert math.isfinite(row["value"]), row
         assert (row["reference"] is not None) == bool(figure.reference), row
         assert bool(row["verdict"]) == (figure.target is not None), row
+
+
+@pytest.mark.slow
+def test_an_interrupted_run_leaves_nothing_behind(tmp_path: Path) -> None:
+    bench = subprocess.Popen(
+        [sys.executable, "-m", "bench", "--only", "pool", "--output", str(tmp_path / "never.json")],
+        cwd=TOP,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        stderr=subprocess.PIPE,
+    )
+    try:
+        give_up = time.monotonic() + 30
+        while not list(tmp_path.glob("poseidon-bench-*/pool/sandboxes/*/*")) and time.monotonic() < give_up:
+            time.sleep(0.02)
+        bench.terminate()
+        _, told = bench.communicate(timeout=60)
+    finally:
+        bench.kill()
+    assert bench.returncode == 130, told
+    assert b"interrupted" in told
+    assert not (tmp_path / "never.json").exists()
+    assert_nothing_left(tmp_path)
 
 
 @pytest.mark.parametrize(

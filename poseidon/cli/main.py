@@ -85,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message(), err=True)
         return error.exit_code
-    except Exception as error:  # the last one who could tell a person
+    except Exception as error:  # noqa: BLE001 - the last one who could tell a person
         report(error)
         return int(getattr(error, "exit_code", FAILED))
 

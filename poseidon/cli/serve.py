@@ -23,6 +23,6 @@ def serve(options: Options, config: Path | None, stop_runners: bool) -> int | No
 
     `poseidon check-config` shows whether a configuration can be used, `poseidon doctor` whether this machine can.
     """
-    from poseidon.daemon import main  # noqa: PLC0415 - only the daemon pays for importing the daemon
+    from poseidon.daemon import main  # only the daemon pays for importing the daemon
 
     return main(configuration(config or options.config), stop_runners=stop_runners)

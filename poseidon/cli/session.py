@@ -133,9 +133,11 @@ class Session:
             await finish(claim)
             yield runners[0]
         finally:
-            for runner in runners:
-                await self._release(runner)
-                self._timings.lap("release")
+            with trio.move_on_after(FAREWELL, shield=True) as farewell:
+                for runner in runners:
+                    await self._release(runner)
+            if farewell.cancelled_caught:
+                complain(f"runner {runners[0]} may be left over: the daemon doesn't answer")
 
     async def _claim(self, environment: int) -> str:
         try:
@@ -143,16 +145,15 @@ class Session:
         except DaemonRefused as error:
             if error.http_status != NOT_FOUND:
                 raise
-            known = listed(await self._api.environments()) or "none at all"
-            raise CommandFailed(f"there is no environment {environment}; there are: {known}") from error
+        known = listed(await self._api.environments()) or "none at all"
+        raise CommandFailed(f"there is no environment {environment}; there are: {known}")
 
     async def _release(self, runner: str) -> None:
         try:
-            with trio.fail_after(FAREWELL, shield=True):
-                await self._api.release(runner)
-        except (PoseidonError, trio.TooSlowError) as error:
-            why = error.message if isinstance(error, PoseidonError) else "the daemon doesn't answer"
-            complain(printable(f"runner {runner} may be left over: {why}"))
+            await self._api.release(runner)
+        except PoseidonError as error:
+            complain(printable(f"runner {runner} may be left over: {error.message}"))
+        self._timings.lap("release")
 
 
 async def finish(work: Callable[[], Awaitable[None]]) -> None:

@@ -6,11 +6,12 @@ The configuration's token is only sent to the configuration's address, never to 
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from poseidon.cli.failures import CommandFailed
 from poseidon.config import Config, load_config
 
-EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
+EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 - we call, we don't listen
 """Addresses to listen on that can't be called, and what to call instead."""
 
 
@@ -53,8 +54,13 @@ def given_token(options: Options) -> str | None:
 
 def checked(url: str) -> str:
     """*url* without what we add ourselves."""
-    if not url.startswith(("http://", "https://")):
-        raise CommandFailed(f"the daemon's URL must begin with http:// or https://, not {url!r}")
+    try:
+        parts = urlsplit(url)
+        is_usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0 and " " not in url
+    except ValueError:  # a port above 65535 would be cut to another one by the system
+        is_usable = False
+    if not is_usable:
+        raise CommandFailed(f"the daemon's URL must be like http://127.0.0.1:7200, not {url!r}")
     return url.rstrip("/").removesuffix("/api/v1")
 
 

@@ -359,7 +359,8 @@ class Fleet:
         for seen in listing.jobs:
             self._see_job(seen, now, listing.jobs_index)
         for allocation in listing.allocations:
-            self._see_allocation(allocation, now, listing.allocations_index)
+            if allocation.job in self._entries or allocation.created > listing.jobs_index:  # else its job is gone
+                self._see_allocation(allocation, now, listing.allocations_index)
         if listing.only is None:
             entries = list(self._entries.values())
         else:
@@ -449,6 +450,7 @@ class Fleet:
         mark = not used if job.mark is not None and entry.spent else job.mark
         answered = job.stop is not None and job.stop.answered is not None
         stop = Intent(now) if answered else job.stop
+        entry.mark_asked = None
         self._update(entry, replace(job, version=0, gone_version=0, mark=mark, stop=stop))
         return [StopJob(job.id)] if answered else []
 
@@ -628,8 +630,9 @@ class Fleet:
 
     def _mark(self, entry: _Entry) -> list[Decision]:
         wanted = self.wanted_mark(entry.job.id)
-        if entry.mark_asked and not wanted:  # it may have been written, though not answered
-            self._update(entry, replace(entry.job, mark=True))
+        asked = entry.mark_asked
+        if asked is not None and wanted != asked and (asked or wanted):  # it may have been written, though not answered
+            self._update(entry, replace(entry.job, mark=asked))
         if wanted is None or entry.job.mark is None or wanted == entry.job.mark:
             entry.mark_asked = None
             return []

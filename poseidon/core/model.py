@@ -297,7 +297,10 @@ class Records:
 
 
 def environment_of(job: JobId | str) -> EnvironmentId | None:
-    """The environment in a job id of our form, `<decimal id>-<uuid>`; None for any other name."""
+    """The environment in a job id of our form, `<decimal id>-<uuid>`; None for any other name.
+
+    Ids fit into 63 bits, as in the API and the store.
+    """
     digits, dash, rest = job.partition("-")
     if not dash or not digits.isascii() or not digits.isdigit() or (digits != "0" and digits[0] == "0"):
         return None
@@ -305,4 +308,5 @@ def environment_of(job: JobId | str) -> EnvironmentId | None:
         canonical = str(UUID(rest))
     except ValueError:
         return None
-    return EnvironmentId(int(digits)) if canonical == rest.lower() else None
+    fits = len(digits) <= 19 and int(digits) < 2**63
+    return EnvironmentId(int(digits)) if fits and canonical == rest.lower() else None

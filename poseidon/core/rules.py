@@ -61,11 +61,9 @@ def will_return(job: Job, allocations: Allocations, listed: int) -> bool:
     newest = max(standing, key=_age, default=None)
     if newest is None:
         return False
-    if newest.desired is DesiredStatus.RUN and newest.migrate:
-        return True
     if newest.next is not UNTOLD and newest.next is not None:
         return newest.next not in allocations and newest.version > listed
-    return newest.follow_up is not UNTOLD and newest.follow_up is not None
+    return newest.desired is DesiredStatus.RUN and (newest.migrate or newest.follow_up not in (UNTOLD, None))
 
 
 def awaits_start(job: Job) -> bool:

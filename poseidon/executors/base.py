@@ -15,7 +15,7 @@ from poseidon.core.model import Allocation, Environment, EnvironmentId, JobId, L
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What one message of the stream told, up to *position* (opaque; where to resume, inclusive). Empty: a heartbeat."""
+    """What one message of the stream told, up to *position* (opaque; resuming includes it). Empty: a heartbeat."""
 
     position: int
     values: tuple[Value, ...] = ()
@@ -132,7 +132,7 @@ class Executor(Protocol):
 class KeepsRecords(Protocol):
     """An executor that keeps records of its own (Nomad: templates, and a job's used mark)."""
 
-    async def mark(self, job: JobId, *, used: bool, timeout: int) -> None:
+    async def mark(self, job: JobId, *, used: bool, timeout: int) -> None:  # noqa: ASYNC109 - a value to write
         """Write the job's used mark. Raises ExecutorUnreachable."""
 
 

@@ -25,12 +25,12 @@ from poseidon.core.events import (
     StopJob,
     Stopped,
 )
-from poseidon.core.model import Environment, EnvironmentId, JobId, Reason, RunnerId
+from poseidon.core.model import Environment, EnvironmentId, JobId, Reason
 from poseidon.errors import ExecutorError, ExecutorUnreachable, PlacementFailed, StoreError
 from poseidon.executors.base import KeepsRecords
 from poseidon.runners.delays import Delays
 from poseidon.runners.dispatcher import Dispatcher, Ticket
-from poseidon.store.queries import id_was_issued
+from poseidon.store.queries import job_had_runner
 
 T = TypeVar("T")
 log = structlog.get_logger(__name__)
@@ -179,7 +179,7 @@ class Carrier:
             )
             if found is None:
                 return
-            issued = await self._reads.read(partial(id_was_issued, runner=RunnerId(job)))
+            issued = await self._reads.read(partial(job_had_runner, job=job))
         finally:
             self._looking.discard(job)
         self._dispatcher.handle(

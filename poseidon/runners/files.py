@@ -66,8 +66,6 @@ class Claims(Protocol):
 
     def hold(self, runner: RunnerId) -> AbstractContextManager[None]: ...
 
-    def active(self, runner: RunnerId) -> None: ...
-
 
 class Files:
     """File operations in runners that are in use. Each is activity."""
@@ -86,7 +84,6 @@ class Files:
         command = Command(argv=("/bin/bash", "-c", UPDATE, "poseidon", *_paths(delete)), privileged=True, tty=False)
         with self._claims.hold(runner):
             await self._run(found, command, archive)
-        self._claims.active(runner)
 
     async def _run(self, runner: Runner, command: Command, archive: Iterator[bytes]) -> None:
         executor, allocation = self._claims.place(runner)

@@ -18,6 +18,8 @@ log = structlog.get_logger(__name__)
 
 INTERVAL = 30.0
 """Seconds between two looks at a pool that nothing has changed."""
+REST = 0.01
+"""Seconds between two looks while nobody waits: a burst of claims is one change, not hundreds."""
 SOON = 1.0
 """Seconds until the next look if starts had to be put off."""
 TOO_SHORT = 30.0
@@ -75,6 +77,8 @@ class Refresher:
             wait = SOON if starved else INTERVAL * random.uniform(0.8, 1.2)  # noqa: S311
             with trio.move_on_after(backing_off if backing_off > 0 else wait):
                 await self._woken.wait()
+                if not self._waiting(self._environment):
+                    await trio.sleep(REST)
 
     def _refresh(self, environment: Environment) -> bool:
         """Start and stop what is due; tells whether more starts are due than may be begun now."""

@@ -55,6 +55,12 @@ def id_was_issued(connection: Connection, runner: RunnerId) -> bool:
     return gone_runner(connection, runner) is not None
 
 
+def job_had_runner(connection: Connection, job: JobId) -> bool:
+    """Whether the job, or its id, has had a runner: should it come back, a client may have had its allocation."""
+    rows = select(connection, "SELECT 1 AS one FROM runners WHERE job = :job LIMIT 1", {"job": job})
+    return bool(rows) or id_was_issued(connection, RunnerId(job))
+
+
 def load_transitions(connection: Connection, runner: RunnerId) -> tuple[Transition, ...]:
     """What happened to *runner*, its allocation and its job, in order."""
     rows = select(

@@ -20,6 +20,7 @@ from poseidon.store.history import (
     Statistics,
     gone_runner,
     id_was_issued,
+    job_had_runner,
     load_statistics,
     load_transitions,
 )
@@ -37,6 +38,7 @@ __all__ = [
     "fail_running_executions",
     "gone_runner",
     "id_was_issued",
+    "job_had_runner",
     "last_generation",
     "load_deadlines",
     "load_environments",

@@ -70,7 +70,7 @@ def _formatter(render: structlog.typing.Processor, secrets: list[str]) -> loggin
 class _Handler(logging.StreamHandler[TextIO]):
     """Drops a record that can't be written or formatted: logging must never end what it reports about."""
 
-    def handleError(self, record: logging.LogRecord) -> None:
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the library's name
         error = type(sys.exception()).__name__
         line = {"level": "error", "event": "log record lost", "logger": record.name, "error": error}
         with suppress(OSError):  # nobody reads any more, or the disk is full
@@ -142,7 +142,7 @@ def _plain(value: object, depth: int) -> object:
         return [_plain(item, depth + 1) for item in value]
     try:
         text = str(value)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - whatever somebody's __str__ does
         text = f"[{type(value).__name__} without a text: {type(error).__name__}]"
     cut = len(text) - _LONGEST_VALUE
     return text if cut <= 0 else f"{text[:_LONGEST_VALUE]}[{cut} characters left out]"

@@ -4,7 +4,7 @@ import json
 import socket
 import struct
 from base64 import b64encode
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -29,6 +29,7 @@ from poseidon.runners.files import Files
 from poseidon.store.store import Store, open_store
 from poseidon.supervisor import ServiceStatus, Supervisor, open_supervisor
 from tests.fakes.plain import PlainExecutor
+from tests.runners import shell
 
 VERSION = "1.2.3-test"
 TERMINAL = "poseidon.terminal.v1"
@@ -144,14 +145,14 @@ async def open_service(
     executor = executor or PlainExecutor(root=folder / "workspaces")
     shutdown = trio.Event()
     async with open_store(folder / "poseidon.db") as store, open_supervisor() as supervisor:
-        shell = await open_shell([executor], store, supervisor, claim_wait=claim_wait)
-        await shell.run()
+        opened = await open_shell([executor], store, supervisor, claim_wait=claim_wait)
+        await opened.run()
         overview = FakeOverview(supervisor)
         async with (
-            open_executions(shell.claims, store, shell.clock.now, expiry=expiry) as executions,
+            open_executions(opened.claims, store, opened.clock.now, expiry=expiry) as executions,
             trio.open_nursery() as nursery,
         ):
-            parts = Parts(shell.environments, shell.claims, executions, Files(shell.claims), overview)
+            parts = Parts(opened.environments, opened.claims, executions, Files(opened.claims), overview)
             app = create_app(parts, ApiSettings(token=token, version=VERSION))
             listener = socket.create_server(("127.0.0.1", 0))
             url = f"http://127.0.0.1:{listener.getsockname()[1]}/api/v1"
@@ -160,10 +161,14 @@ async def open_service(
             )
             headers = {b"Poseidon-Token": token.encode()} if token else {}
             async with httpx.AsyncClient(base_url=url, headers=headers, timeout=20, trust_env=False) as http:
-                yield Service(url, http, executor, store, shell, executions, overview, shutdown)
+                yield Service(url, http, executor, store, opened, executions, overview, shutdown)
             shutdown.set()
-    for allocation in list(executor.processes):
-        executor.lose(allocation)
+    executor.clean()
+
+
+async def until(holds: Callable[[], bool], *, within: float = 20.0) -> None:
+    """Wait until *holds*, also on a busy machine; the message of a failure names it."""
+    await shell.until(holds, within=within)
 
 
 @asynccontextmanager

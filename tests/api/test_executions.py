@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 import trio
+from sqlalchemy import Connection
 from websockets.exceptions import InvalidStatus
 
 from poseidon.core.command import LARGEST_ARGUMENT
-from tests.api.service import TERMINAL, Service, connected, next_of, open_service, read
-from tests.runners.shell import until
+from tests.api.service import TERMINAL, Service, connected, next_of, open_service, read, until
 
 
 @pytest.fixture
@@ -102,13 +102,13 @@ async def test_messages_are_small(service: Service, runner: str) -> None:
 
 
 async def test_output_of_a_background_child_does_not_hold_the_end(service: Service, runner: str) -> None:
-    with trio.fail_after(2):
+    with trio.fail_after(10):
         ended = await service.run(runner, "sleep 30 & echo done")
     assert (ended.text(), ended.final) == ("done\n", {"type": "exit", "data": 0})
 
 
 async def test_a_chatty_background_child_does_not_hold_the_end(service: Service, runner: str) -> None:
-    with trio.fail_after(5):
+    with trio.fail_after(15):
         ended = await service.run(runner, "yes & echo done >&2")
     assert (ended.text("stderr"), ended.final) == ("done\n", {"type": "exit", "data": 0})
 
@@ -332,6 +332,15 @@ async def test_the_url_is_made_of_the_host_that_was_asked(service: Service, runn
 # Restarts
 
 
+def pretend_killed(connection: Connection) -> None:
+    """As if the daemon hadn't been able to record the end of what ran."""
+    connection.exec_driver_sql("UPDATE executions SET state = 'running', outcome = NULL WHERE state = 'ended'")
+
+
+def running_in_the_store(connection: Connection) -> int:
+    return len(connection.exec_driver_sql("SELECT 1 FROM executions WHERE state = 'running'").all())
+
+
 async def test_a_waiting_execution_survives_a_restart_and_a_running_one_is_over(tmp_path: Path) -> None:
     async with open_service(tmp_path) as service:
         await service.put(1)
@@ -341,10 +350,12 @@ async def test_a_waiting_execution_survives_a_restart_and_a_running_one_is_over(
         executor = service.executor
         async with connected(running) as socket:
             await next_of(socket, "start")
-            with trio.fail_after(5):
+            with trio.fail_after(15):
                 await service.executions.drain(0)
                 assert (await read(socket)).code == 1001
+        await service.store.write(pretend_killed)
     async with open_service(tmp_path, executor=executor) as service:
+        assert await service.store.read(running_in_the_store) == 0
         port = service.url.split(":")[2].split("/")[0]
 
         def here(url: str) -> str:

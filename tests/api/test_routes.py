@@ -13,8 +13,7 @@ from websockets.exceptions import InvalidStatus
 from poseidon.api.server import ServerLimits
 from poseidon.errors import PlacementFailed
 from poseidon.runners.facts import Ailment
-from tests.api.service import VERSION, Service, connected, next_of, open_service, read
-from tests.runners.shell import until
+from tests.api.service import VERSION, Service, connected, next_of, open_service, read, until
 
 ROUTES = [
     ("GET", "/statistics/execution-environments"),
@@ -309,7 +308,7 @@ async def test_a_body_above_the_limit_is_413(tmp_path: Path) -> None:
 
 async def test_unknown_paths_are_404_without_a_body(service: Service) -> None:
     for path in ("/nothing", "/runners/", "/runners/x/y", "/health/", "//health", "/../health", "/runners/a%2Fb/files"):
-        answer = await service.http.get(path)
+        answer = await service.http.get(service.url + path)
         assert (answer.status_code, answer.content) == (404, b""), path
 
 

@@ -49,6 +49,7 @@ class FakeDaemon:
     instead: dict[str, tuple[int, str, str]] = field(default_factory=dict)
     """By "METHOD /path": the status, content type and body to answer with instead."""
     slow_claim: float = 0
+    slow_release: float = 0
     final: str | None = None
     """A text frame to send in place of what happened."""
     abandons: bool = False
@@ -130,6 +131,7 @@ def application(fake: FakeDaemon) -> QuartTrio:
 
     @app.delete("/api/v1/runners/<runner>")
     async def release(runner: str) -> Response:
+        await trio.sleep(fake.slow_release)
         known = fake.runners.get(runner)
         if known is None or (known["phase"] != "used" and request.args.get("any") != "true"):
             return refusal(410, "no runner found with this id")

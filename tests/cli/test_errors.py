@@ -106,7 +106,7 @@ def test_a_token_file_that_cannot_be_read_is_told(poseidon: Poseidon, daemon: Fa
     "url", ["127.0.0.1:7200", "ftp://x", "http://", "http://[", "http://a b/", "http://127.0.0.1:99999"]
 )
 def test_a_bad_url_is_told(poseidon: Poseidon, url: str) -> None:
-    check_told(poseidon("--url", url, "status"), code=1)
+    check_told(poseidon("--url", url, "status"), repr(url), code=1)
 
 
 @pytest.mark.parametrize("words", COMMANDS)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from poseidon.cli import session
 from tests.cli.conftest import PATIENCE, Child, Result, wait_until
 from tests.cli.fake_daemon import FakeDaemon
 
@@ -314,6 +315,16 @@ def test_a_runner_that_cannot_be_released_is_told_of(poseidon: Poseidon, daemon:
     assert result.code == 4
     (runner,) = daemon.runners
     assert result.err == f"poseidon: runner {runner} may be left over: too busy\n"
+
+
+def test_a_daemon_that_is_stuck_does_not_keep_us(
+    poseidon: Poseidon, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "FAREWELL", 0.1)
+    daemon.slow_release = 60
+    result = poseidon("run", "--", "exit 4")
+    assert result.code == 4
+    assert "may be left over: the daemon doesn't answer" in result.err
 
 
 def test_timings_are_told_on_demand(poseidon: Poseidon, daemon: FakeDaemon) -> None:

@@ -180,6 +180,8 @@ class Shell:
                 assert job not in self.stopping, "nothing is written to a job that is to go"
                 assert used == (job in self.holding), "a mark says what is"
                 assert used or job in self.marked or self.lost, "no needless mark"
+                if used:
+                    self.marked.add(job)
                 self.marks.add(job)
             case PoolChanged(environment):
                 assert environment in self.known

@@ -351,6 +351,15 @@ def test_a_mark_is_written_again_when_the_cluster_went_back() -> None:
     assert marks([*scene.lists(*now, index=20), *scene.lists(*now, index=20)]) == [True]
 
 
+def test_a_mark_under_way_is_asked_for_again_when_the_cluster_went_back() -> None:
+    """The executor may have had no such job at that time."""
+    scene = Scene()
+    scene.runs(version=40, created=39)
+    scene.claims()
+    now = seen(10), allocation("a1", 12, created=11)
+    assert marks([*scene.lists(*now, index=20), *scene.lists(*now, index=20)]) == [True]
+
+
 def test_the_removal_of_an_unknown_job_doesnt_make_the_cluster_go_back() -> None:
     """Such a removal has an index of its own: no table has it."""
     scene = Scene()
@@ -461,6 +470,16 @@ def test_a_mark_that_may_have_been_written_is_taken_back() -> None:
     scene.claims()
     moved = allocation("a1", 12, desired="stop"), allocation("a2", 13, created=12, started="s2")
     assert marks(scene.hand_in(*moved)) == [False]
+
+
+def test_a_claim_while_unused_is_being_written_is_marked() -> None:
+    scene = Scene()
+    scene.runs()
+    scene.claims()
+    scene.hand_in(Marked(J, used=True))
+    moved = allocation("a1", 12, desired="stop"), allocation("a2", 13, created=12, started="s2")
+    assert marks(scene.hand_in(*moved)) == [False]
+    assert marks(scene.hand_in(Claim(scene.only.id, 0))) == [True]
 
 
 def test_no_mark_is_written_for_a_stopped_job() -> None:
@@ -626,6 +645,15 @@ def test_a_next_allocation_that_is_gone_again_isnt_waited_for() -> None:
     assert scene.state() == "doubtful"
 
 
+def test_the_follow_up_of_an_allocation_that_is_to_stop_isnt_waited_for() -> None:
+    """Its job was removed before it was rescheduled."""
+    scene = Scene()
+    scene.runs()
+    scene.hand_in(allocation("a1", 12, client="failed", follow_up="e"))
+    scene.hand_in(allocation("a1", 14, client="failed", desired="stop", follow_up="e"), seen(14, "dead"))
+    assert scene.state() == "doubtful"
+
+
 # Rule 7: intent before action
 
 
@@ -781,6 +809,20 @@ def test_the_end_of_a_strangers_job_creates_none() -> None:
     ]
     assert scene.hand_in(*over) == []
     assert not scene.knows()
+
+
+def test_the_allocation_of_a_job_that_a_listing_lacks_creates_none() -> None:
+    """It was removed, and its allocation isn't asked to stop yet."""
+    scene = Scene()
+    assert scene.lists(allocation("a1", 11), index=20) == []
+    assert not scene.knows()
+
+
+def test_the_allocation_of_a_job_that_is_newer_than_a_listings_jobs_is_looked_up() -> None:
+    """Jobs and allocations are listed one after the other."""
+    scene = Scene()
+    decisions = scene.lists(allocation("a1", 12, created=12), index=20, jobs_index=10)
+    assert LookUp(J, scene.now) in decisions
 
 
 def test_a_job_of_an_environment_that_is_no_longer_known_is_left_alone() -> None:

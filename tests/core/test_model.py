@@ -12,13 +12,15 @@ from poseidon.core.model import Changes, Job, JobId, Position, environment_of
 UUID = "0331c7d8-03c1-11ef-b832-fa163e7afdf8"
 
 
-@pytest.mark.parametrize("environment", [0, 1, 10, 100, 2**40])
+@pytest.mark.parametrize("environment", [0, 1, 10, 100, 2**63 - 1])
 def test_a_job_of_our_form_names_its_environment(environment: int) -> None:
     assert environment_of(JobId(f"{environment}-{UUID}")) == environment
 
 
 STRANGE = [
     "",
+    f"{2**63}-{UUID}",
+    f"{'9' * 5000}-{UUID}",
     "10",
     "-",
     "10-",

@@ -43,6 +43,10 @@ class PlainExecutor(ScriptedExecutor):
     start_failure: ExecutorError | None = None
     """What `execute` raises."""
     start_delay: float = 0.0
+    identity: str = field(default_factory=lambda: uuid4().hex)
+    """So that executors of several test runs at once don't kill each other's processes."""
+    kills: int = 0
+    """How often it was asked to kill a command."""
     processes: dict[AllocationId, set["PlainProcess"]] = field(default_factory=dict)
 
     def register(self, job: JobId, *, used: bool | None = None) -> None:
@@ -53,7 +57,7 @@ class PlainExecutor(ScriptedExecutor):
         for allocation in [known.id for known in self.allocations.values() if known.job == job]:
             self.lose(allocation)
             if self.processes.pop(allocation, None) is not None:
-                kill_all(f"{allocation}/")
+                kill_all(f"{self.identity}/{allocation}/")
             shutil.rmtree(self.workspace(allocation), ignore_errors=True)
         super().remove(job)
 
@@ -66,6 +70,12 @@ class PlainExecutor(ScriptedExecutor):
         for process in list(self.processes.get(allocation, ())):
             process.lose()
 
+    def clean(self) -> None:
+        """Leave no process behind."""
+        for allocation in self.processes:
+            self.lose(allocation)
+            kill_all(f"{self.identity}/{allocation}/")
+
     @asynccontextmanager
     async def execute(self, allocation: Allocation, command: Command) -> AsyncIterator[Process]:
         await trio.sleep(self.start_delay)
@@ -77,7 +87,7 @@ class PlainExecutor(ScriptedExecutor):
             raise AllocationGone("the allocation doesn't run")
         running = self.processes.setdefault(allocation.id, set())
         async with trio.open_nursery() as nursery:
-            with _started(command, allocation.id, self.workspace(allocation.id)) as started:
+            with _started(command, f"{self.identity}/{allocation.id}", self.workspace(allocation.id)) as started:
                 process = PlainProcess(started, nursery, self)
                 running.add(process)
                 try:
@@ -101,8 +111,8 @@ class Started:
 
 
 @contextmanager
-def _started(command: Command, allocation: AllocationId, folder: Path) -> Iterator[Started]:
-    mark = f"{allocation}/{uuid4().hex}"
+def _started(command: Command, place: str, folder: Path) -> Iterator[Started]:
+    mark = f"{place}/{uuid4().hex}"
     environment = {
         "PATH": os.environ["PATH"],
         "HOME": str(folder),
@@ -179,9 +189,13 @@ class PlainProcess:
         await trio.lowlevel.checkpoint()
 
     async def signal(self, number: int) -> None:
-        with suppress(ProcessLookupError, OSError):
-            os.killpg(os.tcgetpgrp(self._terminal) if self._tty else self._popen.pid, number)
         await trio.lowlevel.checkpoint()
+        if self._ended.is_set():
+            return
+        with suppress(OSError):
+            group = os.tcgetpgrp(self._terminal) if self._tty else self._popen.pid
+            if group > 0:  # a terminal without a session has none, and group 0 would be ourselves
+                os.killpg(group, number)
 
     async def receive(self) -> tuple[Stream, bytes] | None:
         try:
@@ -198,6 +212,7 @@ class PlainProcess:
         return self._executor.ends_as or self._exit
 
     async def kill(self) -> bool:
+        self._executor.kills += 1
         kill_all(self._mark)
         await self._reap()  # here, for our own tasks may have been cancelled
         return not self._executor.unkillable

@@ -2,11 +2,13 @@
 
 import os
 import signal
+from dataclasses import replace
 
 import pytest
 import trio
 
 from poseidon.core.command import Command
+from poseidon.core.model import AllocationId
 from poseidon.errors import AllocationGone, BadRequest, Unsupported
 from poseidon.executors.base import Stream
 from tests.local.support import IS_ROOT, PATIENCE, Result, World, drain, read_until, run, start
@@ -175,6 +177,19 @@ async def test_input_for_a_program_that_doesnt_read_never_blocks_its_end(world: 
                     await process.close_stdin()
 
 
+async def test_input_that_a_background_process_could_still_read_doesnt_block_after_the_end(world: World) -> None:
+    async with world.executor() as executor:
+        allocation = await start(executor)
+        for tty in (False, True):
+            command = Command("stty raw 2>/dev/null; sleep 60 <&0 & echo ready; sleep 0.1", tty=tty)
+            async with executor.execute(allocation, command) as process:
+                await read_until(process, "ready")
+                with trio.fail_after(PATIENCE):
+                    await process.send(b"x" * 2_000_000)
+                assert (await process.wait()).code == 0
+                assert await process.kill()
+
+
 async def test_much_output_arrives_complete_and_in_order(world: World) -> None:
     async with world.executor() as executor:
         result = await run(executor, await start(executor), "seq 1 1000000")
@@ -226,6 +241,48 @@ async def test_a_signal_reaches_the_foreground_of_a_terminal(world: World) -> No
                 await read_until(process, "got it")
                 assert (await process.wait()).code == 3
                 await process.signal(signal.SIGUSR1)
+
+
+FOREGROUND_JOB = """
+import os, signal
+signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+pid = os.fork()
+if pid:
+    os.waitpid(pid, 0)
+else:
+    os.setpgid(0, 0)
+    os.tcsetpgrp(0, os.getpid())
+    signal.signal(signal.SIGUSR1, lambda *_: os.write(1, b"got it\\n") and os._exit(0))
+    os.write(1, b"ready\\n")
+    while True:
+        signal.pause()
+"""
+
+
+async def test_a_signal_goes_to_the_job_in_the_foreground(world: World) -> None:
+    async with world.executor() as executor:
+        allocation = await start(executor)
+        async with executor.execute(allocation, Command(argv=("python3", "-c", FOREGROUND_JOB))) as process:
+            await read_until(process, "ready")
+            await process.signal(signal.SIGUSR1)
+            await read_until(process, "got it")
+
+
+async def test_no_signal_is_ignored_or_blocked_at_the_start(world: World) -> None:
+    async with world.executor() as executor:
+        allocation = await start(executor)
+        status = (await run(executor, allocation, argv=("grep", "^Sig[BI]", "/proc/self/status"))).out
+    of_the_c_library = 0b11 << 31  # 32 and 33: whoever starts a program by posix_spawn leaves them ignored
+    assert {int(line.split()[1], 16) & ~of_the_c_library for line in status.splitlines()} == {0}
+
+
+async def test_a_command_for_another_life_is_refused(world: World) -> None:
+    async with world.executor() as executor:
+        allocation = await start(executor)
+        for other in (replace(allocation, started="another"), replace(allocation, id=AllocationId("another"))):
+            with pytest.raises(AllocationGone):
+                await run(executor, other, "true")
 
 
 async def test_control_c_typed_at_a_terminal_interrupts(world: World) -> None:

@@ -12,6 +12,7 @@ from poseidon.core.model import Allocation, ClientStatus, EnvironmentId, JobGone
 from poseidon.errors import AllocationGone, ConfigError, PlacementFailed, StoreError, Unsupported
 from poseidon.executors.local.executor import LocalExecutor, open_local
 from poseidon.executors.local.ledger import SandboxRecord
+from poseidon.executors.local.limits import Group
 from poseidon.executors.local.settings import LocalSettings
 from tests.local.support import (
     ENVIRONMENT,
@@ -218,6 +219,20 @@ async def test_a_launch_that_fails_says_why(world: World, readable: Path) -> Non
             await run(executor, allocation, "true")
 
 
+@pytest.mark.skipif(not IS_ROOT, reason="only root has cgroups here")
+async def test_a_launch_that_cant_enter_its_cgroup_never_runs_without_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Group, "entrances", lambda _: ["/proc/sys/kernel/ostype"])
+    job = new_job()
+    async with world.executor() as executor, executor.follow(None) as stream:
+        await executor.start(job, ENVIRONMENT)
+        await until(stream, job, ClientStatus.FAILED)
+        (reason,) = reasons(executor)
+    assert reason.startswith("a sandbox didn't come up: ")
+    assert "ostype" in reason
+
+
 async def check_refused(executor: LocalExecutor, message: str, **changes: object) -> None:
     environment = replace(ENVIRONMENT, **changes)  # type: ignore[arg-type]
     with pytest.raises(Unsupported, match=message):
@@ -281,6 +296,16 @@ async def test_a_state_folder_with_a_long_path_works(world: World) -> None:
     world.folder.mkdir(parents=True)
     async with world.executor() as executor:
         assert (await run(executor, await start(executor), "echo works")).out == "works\n"
+
+
+@pytest.mark.skipif(not IS_ROOT, reason="only root has to change uids")
+async def test_bwrap_runs_whether_or_not_other_uids_can_reach_it(world: World, readable: Path) -> None:
+    for folder, by_descriptor in ((readable, False), (world.folder, True)):
+        world.folder = folder
+        async with world.executor() as executor:
+            assert (await run(executor, await start(executor), "echo works")).out == "works\n"
+            programs = {Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0] for pid in world.processes()}
+        assert any(name.startswith(b"/proc/self/fd/") for name in programs) == by_descriptor
 
 
 async def test_a_state_folder_that_cant_be_made_is_an_error_with_its_name(world: World) -> None:

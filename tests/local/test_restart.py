@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 import trio
+import trio.testing
 
 from poseidon.core.command import Command
 from poseidon.core.model import ClientStatus, JobStatus
+from poseidon.errors import PlacementFailed
 from poseidon.executors.local import wire
 from poseidon.executors.local.executor import LocalExecutor
 from poseidon.executors.local.ledger import SandboxRecord
@@ -253,6 +255,32 @@ async def test_many_sandboxes_are_found_again_at_once(world: World) -> None:
         assert len(listing.allocations) == 6
         for allocation in listing.allocations:
             assert (await run(executor, allocation, "echo usable")).out == "usable\n"
+
+
+async def test_what_was_promised_before_a_restart_still_counts(world: World) -> None:
+    async with world.daemon() as executor:
+        await start(executor)
+    async with world.executor(max_runners=1) as executor:
+        with pytest.raises(PlacementFailed, match="runners exhausted"):
+            await executor.start(new_job(), ENVIRONMENT)
+
+
+async def test_an_ended_sandboxs_uids_arent_given_away_twice(world: World) -> None:
+    async with world.daemon() as executor:
+        await start(executor)
+        os.kill((await only_record(world)).pid, signal.SIGKILL)
+        with trio.fail_after(PATIENCE):
+            while list(world.state.glob("sandboxes/*/*")):
+                await trio.sleep(0.002)
+        await start(executor)  # has the slot of the one before, which is still listed
+    async with world.executor() as executor:
+        with trio.fail_after(PATIENCE):
+            while len(list(world.state.glob("sandboxes/*/*"))) != 1:
+                await trio.sleep(0.002)
+        await trio.testing.wait_all_tasks_blocked()
+        await start(executor)
+        slots = [record.slot for record in await world.ledger.load() if record.state == "running"]
+    assert len(set(slots)) == len(slots) == 2 or not IS_ROOT
 
 
 async def test_what_ended_before_a_restart_is_still_told_after_it(world: World) -> None:

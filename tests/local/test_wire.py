@@ -14,7 +14,8 @@ from poseidon.errors import AllocationGone, ConnectionLost, ExecutorError
 from poseidon.executors.local import inside, wire
 from poseidon.executors.local.commands import Commands
 from poseidon.executors.local.launch import open_folder
-from poseidon.executors.local.limits import Group
+from poseidon.executors.local.limits import Execution, Group
+from poseidon.executors.local.process import LocalProcess
 from tests.local.support import PATIENCE
 
 HELLO = (b"poseidon", b"1")
@@ -144,6 +145,32 @@ async def test_a_helper_that_lies_ends_the_execution_with_an_error(
     with pytest.raises(BaseExceptionGroup) as caught:
         await with_helper(tmp_path, replies, Command("true", tty=False), then_close=True)
     assert caught.group_contains(error)
+
+
+async def test_a_kill_is_believed_only_if_the_cgroup_is_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("poseidon.executors.local.process.KILL_PATIENCE", 0.05)
+    monkeypatch.setattr("poseidon.executors.local.process.GONE_PATIENCE", 0.01)
+    group = Execution(tmp_path, tmp_path, tmp_path, b"")
+    for left, certain, believed in (("", b"1", True), ("4711\n", b"1", False), ("", b"0", False)):
+        (tmp_path / "cgroup.procs").write_text(left)
+        ours, theirs = socket.socketpair()
+        null, out, err = os.open("/dev/null", os.O_WRONLY), os.pipe(), os.pipe()
+        process = LocalProcess(
+            wire.Channel(ours),
+            [null, out[0], err[0]],
+            terminal=False,
+            group=group,
+            out_of_memory=lambda: False,
+            sandbox_gone=trio.Event(),
+        )
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(process.listen)
+            theirs.send(wire.pack(b"killed", certain))
+            assert await process.kill() is believed
+            process.close()
+        theirs.close()
+        os.close(out[1])
+        os.close(err[1])
 
 
 async def test_a_terminal_that_isnt_sent_is_an_error(tmp_path: Path) -> None:

@@ -13,8 +13,7 @@ import trio
 from poseidon.errors import BadRequest, ConnectionLost
 from poseidon.runners import files
 from poseidon.runners.files import File, archived, cleaned
-from tests.api.service import Service, open_service
-from tests.runners.shell import until
+from tests.api.service import Service, open_service, until
 
 
 @pytest.fixture
@@ -170,6 +169,7 @@ async def test_a_client_that_leaves_stops_the_copy(
     with trio.move_on_after(0.3):
         await service.patch(runner, {"x": b"1"})
     await until(lambda: not service.executor.processes[allocation])
+    assert service.executor.kills == 1
     monkeypatch.undo()
     assert (await service.patch(runner, {"x": b"1"})).status_code == 204
 

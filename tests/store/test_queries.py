@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy import Connection
 
 from poseidon.core.command import Command
-from poseidon.core.model import Changes, EnvironmentId, ExecutionId, Phase, Reason, RunnerId
+from poseidon.core.model import Changes, EnvironmentId, ExecutionId, JobId, Phase, Reason, RunnerId
 from poseidon.store.queries import (
     ExecutionEnd,
     WaitingExecution,
@@ -18,6 +18,7 @@ from poseidon.store.queries import (
     fail_running_executions,
     gone_runner,
     id_was_issued,
+    job_had_runner,
     last_generation,
     load_environments,
     load_statistics,
@@ -162,6 +163,15 @@ def test_an_id_that_was_never_issued_is_unknown(used: Connection) -> None:
     assert gone_runner(used, RunnerId("29-y")) is None
     assert not id_was_issued(used, RunnerId("29-y"))
     assert id_was_issued(used, EXECUTION.runner)
+
+
+def test_a_job_whose_runner_had_an_id_of_its_own_is_known_to_have_had_one(connection: Connection) -> None:
+    one = life(phase=Phase.USED)
+    fresh = replace(one.runner, id=RunnerId("29-fresh"))
+    save(connection, changes=replace(one.changes, runners=(fresh,)))
+    assert not id_was_issued(connection, RunnerId(one.job.id))
+    assert job_had_runner(connection, one.job.id)
+    assert not job_had_runner(connection, JobId("29-another"))
 
 
 def test_the_history_of_a_runner_has_its_allocation_and_its_job(connection: Connection) -> None:

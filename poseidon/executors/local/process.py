@@ -19,6 +19,7 @@ from poseidon.executors.local.limits import Execution
 
 CHUNK = 65536
 KILL_PATIENCE = 4.0
+GONE_PATIENCE = 1.0
 SIGKILL_CODE = 137
 
 
@@ -151,7 +152,8 @@ class LocalProcess:
         self._exit: Exit | None = None
         self._exited = trio.Event()
         self._killed = trio.Event()
-        self._kill_certain = False
+        self._kill_certain: bool | None = None
+        """What the helper answered."""
         self._listening = trio.CancelScope()
 
     async def listen(self) -> None:
@@ -207,23 +209,27 @@ class LocalProcess:
         await self._exited.wait()
         if self._exit is not None:
             return self._exit
-        with trio.move_on_after(0.05):  # the helper's end shows at its connection first
-            await self._sandbox_gone.wait()
-        if self._sandbox_gone.is_set():
+        if await self._is_sandbox_gone():
             raise AllocationGone("the sandbox ended while a command ran in it")
         raise ConnectionLost("the connection to the sandbox's helper was lost")
+
+    async def _is_sandbox_gone(self) -> bool:
+        """After the connection has ended: so has the sandbox. The connection's end is seen first."""
+        with trio.move_on_after(GONE_PATIENCE):
+            await self._sandbox_gone.wait()
+        return self._sandbox_gone.is_set()
 
     async def kill(self) -> bool:
         """See Process."""
         with trio.move_on_after(KILL_PATIENCE):
-            try:
+            with suppress(ConnectionLost, trio.ClosedResourceError):
                 await self._channel.send(b"kill")
-            except (ConnectionLost, trio.ClosedResourceError):
-                return self._sandbox_gone.is_set()
-            await self._killed.wait()
+                await self._killed.wait()
+            if self._kill_certain is None:
+                return await self._is_sandbox_gone()
             if self._kill_certain and self._group:
                 await self._group.emptied()  # the helper's word alone is none
-            return self._kill_certain or self._sandbox_gone.is_set()
+            return self._kill_certain
         return False
 
     def close(self) -> None:

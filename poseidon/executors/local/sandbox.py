@@ -148,6 +148,8 @@ async def until_death(sandbox: Sandbox, site: Site) -> str:
                 await bring_up(sandbox, site)
     except ExecutorError as error:
         return error.message
+    except OSError as error:
+        return f"its folder can't be used: {error}"
     await trio.lowlevel.wait_readable(sandbox.pidfd)
     sandbox.gone.set()
     return OUT_OF_MEMORY if sandbox.group.out_of_memory_kills() > sandbox.kills else "its helper ended"
@@ -230,13 +232,16 @@ def is_gone(sandbox: Sandbox) -> bool:
 
 
 def kill(sandbox: Sandbox) -> None:
-    """Kill the helper, with which the kernel kills all in its pid namespace, and whatever else is in the cgroups."""
+    """Kill the helper, with which the kernel kills all in its pid namespace, and whatever else is in the cgroups.
+
+    The helper goes first: it mustn't see its commands die, and tell of exits that are none.
+    """
     doomed = sandbox.group.pids()
     if is_alive(sandbox.record):
         doomed.add(sandbox.record.pid)
     elif not doomed and launch.is_held(sandbox.folder):
         doomed.add(launch.listening_in(sandbox.folder))
-    for pid in doomed - {0}:
+    for pid in sorted(doomed - {0}, key=lambda pid: pid != sandbox.record.pid):
         kill_one(pid, sandbox)
 
 

@@ -5,6 +5,7 @@ Only root can do this. Inside, 0 is the sandbox's root and 1000 is `user`; neith
 
 import os
 import subprocess
+from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -64,26 +65,27 @@ class Users:
         self._base = base
         self._slots = count // PER_SANDBOX
         self._namespaces: dict[int, int] = {}
-        self._used: set[int] = set()
+        self._used: Counter[int] = Counter()
+        """How many sandboxes hold a slot. More than one: those before the last have ended, but aren't removed yet."""
         self._making = trio.Lock()
 
     def _free(self) -> int:
-        return next((n for n in range(self._slots) if n not in self._used), -1)
+        return next((n for n in range(self._slots) if not self._used[n]), -1)
 
     def take(self) -> int:
         """A free slot; -1 if there is none."""
         slot = self._free()
         if slot >= 0:
-            self._used.add(slot)
+            self._used[slot] += 1
         return slot
 
     def occupy(self, slot: int) -> None:
         """Mark the slot of a sandbox that was found again."""
-        self._used.add(slot)
+        self._used[slot] += 1
 
     def give_back(self, slot: int) -> None:
         """Its sandbox is gone."""
-        self._used.discard(slot)
+        self._used[slot] -= 1
 
     async def namespace(self, slot: int) -> int:
         """A descriptor of the slot's user namespace, made at first use. Raises ExecutorError."""
