@@ -111,10 +111,57 @@ class LocalSettings(Section):
     user_cgroup: str = ""
 
 
+class NomadTlsSettings(Section):
+    """[nomad.tls]"""
+
+    active: bool = False
+    ca_file: str = ""
+    cert_file: str = ""
+    key_file: str = ""
+
+
+class NomadNetworkSettings(Section):
+    """[nomad.network]"""
+
+    mode: str = "bridge"
+
+
+class NomadSettings(Section):
+    """[nomad]: a cluster; used if it has an address."""
+
+    enabled: bool = True
+    address: str = ""
+    port: Port = 4646
+    token: Annotated[str, Field(repr=False)] = ""
+    token_file: str = ""
+    namespace: Annotated[str, Field(min_length=1)] = "default"
+    region: str = ""
+    template_job_file: str = ""
+    disable_force_pull: bool = False
+    mark_used: bool = True
+    set_user: str = "/sbin/setuser user"
+    direct_exec: bool = True
+    start_timeout: Annotated[float, Field(gt=0)] = 300.0
+    list_interval: Annotated[float, Field(gt=0)] = 300.0
+    tls: NomadTlsSettings = NomadTlsSettings()
+    network: NomadNetworkSettings = NomadNetworkSettings()
+
+    @property
+    def url(self) -> str:
+        """http(s)://host:port; empty: no cluster is used."""
+        if not self.enabled or not self.address:
+            return ""
+        if "://" in self.address:
+            return self.address.rstrip("/")
+        host = f"[{self.address}]" if ":" in self.address else self.address
+        return f"{'https' if self.tls.active else 'http'}://{host}:{self.port}"
+
+
 class EnvironmentSettings(Section):
     """[environments.N]: an environment that is put at start."""
 
     image: Annotated[str, Field(min_length=1)]
+    executor: Literal["", "local", "nomad"] = ""
     pool_size: Count = 1
     cpu_limit: Count = 0
     memory_limit: Count = 0
@@ -138,6 +185,7 @@ class Settings(Section):
     server: ServerSettings = ServerSettings()
     store: StoreSettings = StoreSettings()
     local: LocalSettings = LocalSettings()
+    nomad: NomadSettings = NomadSettings()
     environments: Mapping[EnvironmentNumber, EnvironmentSettings] = {}
     logging: LoggingSettings = LoggingSettings()
 
@@ -151,6 +199,11 @@ class Config(Settings):
     """The database's file, absolute."""
     state: Path
     """The folder for everything that outlives the daemon: the database's."""
+
+    @property
+    def uses_local(self) -> bool:
+        """Whether sandboxes of this machine are used: beside a cluster only if that is said in so many words."""
+        return self.local.enabled and (not self.nomad.url or "enabled" in self.local.model_fields_set)
 
     def cautions(self) -> tuple[str, ...]:
         """What is allowed but rarely meant; a line each."""

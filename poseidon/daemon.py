@@ -22,12 +22,14 @@ from poseidon.api.app import create_app
 from poseidon.api.parts import ApiSettings, Parts
 from poseidon.api.server import ServerLimits, serve
 from poseidon.config import Config
+from poseidon.config import NomadSettings as NomadConfig
 from poseidon.core.model import Environment, EnvironmentId, Reason
 from poseidon.errors import ConfigError, PoseidonError
 from poseidon.executors.base import Executor
 from poseidon.executors.local.executor import open_local
 from poseidon.executors.local.ledger import SandboxRecord
 from poseidon.executors.local.settings import LocalSettings
+from poseidon.executors.nomad.settings import NomadSettings
 from poseidon.runners.assembly import Shell, open_shell
 from poseidon.runners.executions import Executions, open_executions
 from poseidon.runners.files import Files
@@ -53,7 +55,7 @@ DAY = 86400.0
 
 def main(config: Config, *, stop_runners: bool = False) -> int:
     """Run until a signal; the exit status. *stop_runners*: destroy all runners at the end."""
-    setup_logging(config.logging.level, config.logging.format, secrets=[config.server.token])
+    setup_logging(config.logging.level, config.logging.format, secrets=[config.server.token, config.nomad.token])
     for caution in config.cautions():
         log.warning("caution", about=caution)
     status = 0
@@ -111,12 +113,16 @@ async def run(config: Config, *, stop_runners: bool) -> None:
 async def open_executors(config: Config, store: Store, stack: AsyncExitStack) -> list[Executor]:
     """Those that are enabled. Raises ConfigError if none is, or if one can't keep what it must promise."""
     executors: list[Executor] = []
-    if config.local.enabled:
+    if config.nomad.url:
+        from poseidon.executors.nomad.executor import open_nomad  # only who has a cluster pays for importing it
+
+        executors.append(await stack.enter_async_context(open_nomad(nomad_settings(config.nomad))))
+    if config.uses_local:
         settings = LocalSettings(**config.local.model_dump(exclude={"enabled"}))
         ledger = StoreLedger(store, SandboxRecord)
         executors.append(await stack.enter_async_context(open_local(settings, config.state, ledger)))
     if not executors:
-        raise ConfigError("no executor is enabled: set local.enabled")
+        raise ConfigError("no executor is enabled: set local.enabled or nomad.address")
     return executors
 
 
@@ -195,6 +201,27 @@ class Daemon:
             await self.notifier.status(self.overview.line())
 
 
+def nomad_settings(wanted: NomadConfig) -> NomadSettings:
+    """As the executor wants them."""
+    return NomadSettings(
+        address=wanted.url,
+        token=wanted.token,
+        namespace=wanted.namespace,
+        region=wanted.region,
+        tls_ca_file=wanted.tls.ca_file,
+        tls_cert_file=wanted.tls.cert_file,
+        tls_key_file=wanted.tls.key_file,
+        template_job_file=wanted.template_job_file,
+        disable_force_pull=wanted.disable_force_pull,
+        network_mode=wanted.network.mode,
+        mark_used=wanted.mark_used,
+        set_user=wanted.set_user,
+        direct_exec=wanted.direct_exec,
+        start_timeout=wanted.start_timeout,
+        list_interval=wanted.list_interval,
+    )
+
+
 def environments_of(config: Config, executor: str) -> list[Environment]:
     """Those of the configuration."""
     return [
@@ -206,7 +233,7 @@ def environments_of(config: Config, executor: str) -> list[Environment]:
             wanted.memory_limit,
             wanted.network_access,
             wanted.exposed_ports,
-            executor,
+            wanted.executor or executor,
         )
         for number, wanted in config.environments.items()
     ]

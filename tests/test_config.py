@@ -174,9 +174,9 @@ def test_a_wrong_setting_is_named_with_what_was_expected(tmp_path: Path, text: s
 
 def test_all_problems_are_told_at_once(tmp_path: Path) -> None:
     text = "[server]\nport = 'x'\ncolour = 1\n[logging]\nlevel = 'loud'\n"
-    told = problems(tmp_path, text, POSEIDON_STORE_RETENTION_DAYS="many", POSEIDON_NONSENSE="1")
+    told = problems(tmp_path, text, POSEIDON_STORE_RETENTION_DAYS="many", POSEIDON_XYZZY="1")
     assert [line.split(": ")[:2] for line in sorted(told)] == [
-        ["POSEIDON_NONSENSE", "unknown variable"],
+        ["POSEIDON_XYZZY", "unknown variable"],
         ["POSEIDON_STORE_RETENTION_DAYS", 'expected a number above 0, not "many"'],
         ["given.toml", "logging.level"],
         ["given.toml", "server.colour"],
@@ -349,3 +349,48 @@ def test_an_open_address_without_a_token_is_pointed_out(tmp_path: Path) -> None:
     for harmless in ("127.0.0.1", "::1", "localhost"):
         assert not load(tmp_path, POSEIDON_SERVER_ADDRESS=harmless).cautions()
     assert not load(tmp_path, POSEIDON_SERVER_ADDRESS="::", POSEIDON_SERVER_TOKEN="x").cautions()
+
+
+@pytest.mark.parametrize(
+    ("text", "url"),
+    [
+        ("", ""),
+        ('address = "nomad.example"', "http://nomad.example:4646"),
+        ('address = "10.0.0.7"\nport = 14646\ntls.active = true', "https://10.0.0.7:14646"),
+        ('address = "::1"', "http://[::1]:4646"),
+        ('address = "https://nomad.example:443/"', "https://nomad.example:443"),
+        ('address = "nomad.example"\nenabled = false', ""),
+    ],
+)
+def test_a_cluster_is_used_if_it_has_an_address(tmp_path: Path, text: str, url: str) -> None:
+    file = tmp_path / "given.toml"
+    file.write_text(f"[nomad]\n{text}\n")
+    assert load_config(file, {}).nomad.url == url
+
+
+@pytest.mark.parametrize(
+    ("text", "used"),
+    [
+        ("", True),
+        ("[local]\nenabled = false", False),
+        ('[nomad]\naddress = "nomad.example"', False),
+        ('[nomad]\naddress = "nomad.example"\n[local]\nenabled = true', True),
+    ],
+)
+def test_beside_a_cluster_sandboxes_are_used_only_if_that_is_said(tmp_path: Path, text: str, used: bool) -> None:
+    file = tmp_path / "given.toml"
+    file.write_text(text)
+    assert load_config(file, {}).uses_local is used
+
+
+def test_the_originals_names_of_variables_set_the_cluster() -> None:
+    environ = {
+        "POSEIDON_NOMAD_ADDRESS": "nomad.example",
+        "POSEIDON_NOMAD_TLS_ACTIVE": "true",
+        "POSEIDON_NOMAD_TLS_CAFILE": "/ca.pem",
+        "POSEIDON_NOMAD_DISABLEFORCEPULL": "true",
+        "POSEIDON_NOMAD_NETWORK_MODE": "cni/secure-bridge",
+    }
+    nomad = load_config(None, environ).nomad
+    assert (nomad.url, nomad.tls.ca_file) == ("https://nomad.example:4646", "/ca.pem")
+    assert (nomad.disable_force_pull, nomad.network.mode) == (True, "cni/secure-bridge")
