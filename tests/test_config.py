@@ -176,8 +176,8 @@ def test_all_problems_are_told_at_once(tmp_path: Path) -> None:
     text = "[server]\nport = 'x'\ncolour = 1\n[logging]\nlevel = 'loud'\n"
     told = problems(tmp_path, text, POSEIDON_STORE_RETENTION_DAYS="many", POSEIDON_XYZZY="1")
     assert [line.split(": ")[:2] for line in sorted(told)] == [
-        ["POSEIDON_XYZZY", "unknown variable"],
         ["POSEIDON_STORE_RETENTION_DAYS", 'expected a number above 0, not "many"'],
+        ["POSEIDON_XYZZY", "unknown variable"],
         ["given.toml", "logging.level"],
         ["given.toml", "server.colour"],
         ["given.toml", "server.port"],
