@@ -19,6 +19,8 @@ class Pool:
     outdated: tuple[JobId, ...] = ()
     """Of an earlier generation, idle but not claimable, or still starting."""
     used: int = 0
+    strangers: int = 0
+    """Jobs that somebody else has started and that aren't looked up yet: each may be in use, so none is stopped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +57,15 @@ def survey(environment: Environment, jobs: Iterable[tuple[Job, JobState, Runner 
     old_idle: list[tuple[float, JobId]] = []
     starting: list[JobId] = []
     outdated: list[JobId] = []
-    used = 0
+    used = strangers = 0
     for job, state, runner in jobs:
         current = job.generation >= environment.generation
         if state is JobState.ENDED:
             continue
-        if runner is None:
-            (starting if current or not job.adopted else outdated).append(job.id)
+        if not job.adopted:
+            strangers += 1
+        elif runner is None:
+            (starting if current else outdated).append(job.id)
         elif runner.phase is Phase.USED:
             used += 1
         elif current:
@@ -70,7 +74,7 @@ def survey(environment: Environment, jobs: Iterable[tuple[Job, JobState, Runner 
             old_idle.append((runner.ready_at, job.id))
         else:
             outdated.append(job.id)
-    return Pool(_oldest_first(idle), tuple(starting), _oldest_first(old_idle), tuple(outdated), used)
+    return Pool(_oldest_first(idle), tuple(starting), _oldest_first(old_idle), tuple(outdated), used, strangers)
 
 
 def plan(environment: Environment, pool: Pool, waiting: int, *, crowded: bool = False) -> Plan:
@@ -87,7 +91,7 @@ def plan(environment: Environment, pool: Pool, waiting: int, *, crowded: bool = 
     if missing < 0:
         youngest_first = [*reversed(pool.starting), *reversed(pool.idle)]
         stop += [(job, Reason.SURPLUS) for job in youngest_first[:-missing]]
-    return Plan(max(0, missing), tuple(stop))
+    return Plan(max(0, missing - pool.strangers), tuple(stop))
 
 
 def _oldest_first(found: list[tuple[float, JobId]]) -> tuple[JobId, ...]:

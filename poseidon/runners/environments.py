@@ -246,7 +246,7 @@ class Environments:
     def _count(self, environment: Environment) -> PoolStatistics:
         jobs = list(self._dispatchers[environment.executor].fleet.jobs(environment.id))
         pool = survey(environment, jobs)
-        idle, starting = len(pool.idle) + len(pool.old_idle), len(pool.starting)
+        idle, starting = len(pool.idle) + len(pool.old_idle), len(pool.starting) + pool.strangers
         trouble = self._refreshers[environment.id].trouble
         if idle >= environment.pool_size:
             status = PoolStatus.OK

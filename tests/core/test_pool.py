@@ -133,6 +133,13 @@ def test_a_strangers_job_counts_as_starting_until_it_is_looked_up() -> None:
     assert planned(1, stranger, generation=2, compatible_since=2) == Plan()
 
 
+def test_a_strangers_job_is_never_stopped_before_it_is_looked_up_for_it_may_be_in_use() -> None:
+    strangers = [job(f"a{number}", JobState.STARTING, generation=0, adopted=False) for number in range(3)]
+    assert planned(1, *strangers) == Plan()
+    assert planned(1, idle("b"), *strangers) == Plan()
+    assert planned(0, idle("b"), *strangers).stop == ((JobId("b"), Reason.SURPLUS),)
+
+
 @st.composite
 def pools(draw: st.DrawFn) -> list[Known]:
     kinds = st.sampled_from([idle, used, starting])
