@@ -1,6 +1,7 @@
 """A small real HTTP server that answers just what a test orders, byte by byte if it must."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -110,19 +111,23 @@ def event(topic: str, **payload: Any) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def open_loopback() -> AsyncIterator[Loopback]:
+async def open_loopback(tls: ssl.SSLContext | None = None) -> AsyncIterator[Loopback]:
     """Serves until the block is left."""
     loopback = Loopback()
     async with trio.open_nursery() as nursery:
-        listeners: Sequence[trio.SocketListener] = await nursery.start(
-            partial(trio.serve_tcp, partial(_serve, loopback), 0, host="127.0.0.1")
-        )
-        loopback.url = f"http://127.0.0.1:{listeners[0].socket.getsockname()[1]}"
+        serve = partial(_serve, loopback)
+        if tls is None:
+            listeners = await nursery.start(partial(trio.serve_tcp, serve, 0, host="127.0.0.1"))
+            port = listeners[0].socket.getsockname()[1]
+        else:
+            listeners = await nursery.start(partial(trio.serve_ssl_over_tcp, serve, 0, tls, host="127.0.0.1"))
+            port = listeners[0].transport_listener.socket.getsockname()[1]
+        loopback.url = f"{'http' if tls is None else 'https'}://127.0.0.1:{port}"
         yield loopback
         nursery.cancel_scope.cancel()
 
 
-async def _serve(loopback: Loopback, stream: trio.SocketStream) -> None:
+async def _serve(loopback: Loopback, stream: Any) -> None:
     loopback.connections += 1
     connection = h11.Connection(h11.SERVER)
     try:
@@ -137,10 +142,10 @@ async def _serve(loopback: Loopback, stream: trio.SocketStream) -> None:
         pass
     finally:
         with trio.CancelScope(shield=True):
-            await stream.aclose()
+            await trio.aclose_forcefully(stream)
 
 
-async def _receive(connection: h11.Connection, stream: trio.SocketStream) -> Request | None:
+async def _receive(connection: h11.Connection, stream: Any) -> Request | None:
     head: h11.Request | None = None
     body = b""
     while True:
@@ -158,7 +163,7 @@ async def _receive(connection: h11.Connection, stream: trio.SocketStream) -> Req
                 return None
 
 
-def _request(head: h11.Request, body: bytes, stream: trio.SocketStream) -> Request:
+def _request(head: h11.Request, body: bytes, stream: Any) -> Request:
     target = urlsplit(head.target.decode())
     query = parse_qs(target.query, keep_blank_values=True)
     return Request(

@@ -1,14 +1,21 @@
 """The executor's own promises: starts and stops that can be proven, bounded waits, marks, templates, listings."""
 
 import json
+import shutil
+import ssl
+import subprocess
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 import trio
 
+from poseidon.core.events import Listed
+from poseidon.core.fleet import Fleet
 from poseidon.core.model import (
     UNTOLD,
     Allocation,
@@ -18,6 +25,7 @@ from poseidon.core.model import (
     EnvironmentId,
     JobId,
     JobStatus,
+    RunnerId,
 )
 from poseidon.errors import ConfigError, ExecutorError, ExecutorUnreachable, PlacementFailed, Unsupported
 from poseidon.executors.base import Executor, KeepsRecords, KeepsTemplates, ListsJobs
@@ -527,3 +535,68 @@ async def test_a_node_is_not_asked_for_if_executions_go_through_the_server() -> 
         async with open_client(NomadSettings(address=nomad.url, direct_exec=False)) as client:
             assert await Nodes(client).address(allocation) is None
         assert not nomad.requests
+
+
+async def test_a_resync_of_a_thousand_runners_costs_two_requests_and_less_than_a_second() -> None:
+    stub, job = recorded("docker_allocations_bridge").body[0], recorded("get_jobs_prefix_10-").body[0]
+    names = [f"10-{uuid4()}" for _ in range(1000)]
+    async with opened() as (executor, nomad):
+        nomad.on("GET", "/v1/jobs", Reply([{**job, "ID": name} for name in names]))
+        nomad.on("GET", "/v1/allocations", Reply([{**stub, "ID": str(uuid4()), "JobID": name} for name in names]))
+        fleet = Fleet(settle=3.0, mint=lambda _: RunnerId("minted"))
+        asked = fleet.ask(0.0)
+        began = time.process_time()
+        listing = await executor.snapshot()
+        fleet.handle(Listed(listing, asked), 1.0)
+        assert time.process_time() - began < 1.0
+        assert (len(listing.jobs), len(listing.allocations), len(nomad.requests)) == (1000, 1000, 2)
+
+
+# Certificates
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A CA, and a certificate of it for both sides."""
+    folder = tmp_path_factory.mktemp("certificates")
+    new = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
+    name = ["-subj", "/CN=test", "-addext", "subjectAltName=IP:127.0.0.1"]
+    steps = [
+        ["req", "-x509", *new, "-subj", "/CN=ca", "-keyout", "ca.key", "-out", "ca.pem"],
+        ["req", "-x509", *new, *name, "-CA", "ca.pem", "-CAkey", "ca.key", "-keyout", "key.pem", "-out", "cert.pem"],
+    ]
+    for step in steps:
+        subprocess.run(["openssl", *step], cwd=folder, check=True, capture_output=True)
+    return folder
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to make certificates")
+@pytest.mark.parametrize("known", [True, False])
+async def test_both_sides_show_their_certificates_for_requests_and_for_the_stream(
+    certificates: Path, known: bool
+) -> None:
+    server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(certificates / "ca.pem"))
+    server.load_cert_chain(certificates / "cert.pem", certificates / "key.pem")
+    server.verify_mode = ssl.CERT_REQUIRED
+    ours: dict[str, Any] = {
+        "tls_cert_file": str(certificates / "cert.pem"),
+        "tls_key_file": str(certificates / "key.pem"),
+    }
+    async with open_loopback(server) as nomad:
+        nomad.on("GET", "/v1/jobs", recorded("get_jobs_prefix_10-"))
+        heard = line(50, event("Job", ID=JOB, ModifyIndex=50, Status="running"))
+        nomad.on("GET", "/v1/event/stream", sends(heard, then=for_ever))
+        if known:
+            ours["tls_ca_file"] = str(certificates / "ca.pem")
+        with trio.fail_after(10):
+            async with open_nomad(NomadSettings(address=nomad.url, **ours)) as executor:
+                if known:
+                    assert len((await executor.list_jobs()).listing.jobs) == 2
+                    async with executor.follow(None) as batches:
+                        assert len((await anext(batches)).values) == 1
+                else:
+                    with pytest.raises(ExecutorUnreachable, match="certificate verify failed"):
+                        await executor.list_jobs()
+                    with pytest.raises(ExecutorUnreachable, match="certificate verify failed"):
+                        async with executor.follow(None):
+                            pass

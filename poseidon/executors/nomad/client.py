@@ -17,7 +17,7 @@ import trio
 from poseidon.errors import ConfigError, ExecutorError, ExecutorUnreachable
 from poseidon.executors.nomad import wire
 from poseidon.executors.nomad.settings import NomadSettings
-from poseidon.executors.nomad.stream import Answer, StreamBroken, open_stream
+from poseidon.executors.nomad.stream import Answer, StreamBroken, open_stream, words_of
 
 T = TypeVar("T")
 Decoder = msgspec.json.Decoder
@@ -146,8 +146,7 @@ class Client:
         except trio.TooSlowError:
             raise ExecutorUnreachable(f"{self._name} didn't answer in time") from None
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            reason = str(error).partition("\n")[0] or type(error).__name__
-            raise ExecutorUnreachable(f"{self._name} can't be reached: {reason[:LONGEST_TEXT]}") from error
+            raise ExecutorUnreachable(f"{self._name} can't be reached: {words_of(error)[:LONGEST_TEXT]}") from error
 
     def _check(self, response: httpx.Response) -> None:
         """Raise what a status and its plain text mean. Nomad says 500 for nearly everything."""

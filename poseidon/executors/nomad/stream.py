@@ -120,4 +120,14 @@ def _errors() -> Iterator[None]:
     except trio.TooSlowError:
         raise StreamBroken("no connection in time") from None
     except (OSError, trio.BrokenResourceError, h11.RemoteProtocolError) as error:
-        raise StreamBroken(str(error.__cause__ or error) or type(error).__name__) from error
+        raise StreamBroken(words_of(error)) from error
+
+
+def words_of(error: BaseException) -> str:
+    """What went wrong, in one line: libraries often say it only further down the chain of causes."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if words := str(cause).partition("\n")[0]:
+            return words
+        cause = cause.__cause__ or cause.__context__
+    return type(error).__name__
