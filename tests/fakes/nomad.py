@@ -122,7 +122,8 @@ class NomadFake:
             waiting = [row for row in self.evaluations.values() if row["Status"] == "pending"]
             return not (moving or waiting or self.store.queue)
 
-        await self.until(calm)
+        while not calm():  # not `until`: it would look through everything at each change
+            await trio.sleep(0.002)
 
     # -- jobs and tasks -----------------------------------------------------------------------------------------------
 

@@ -80,8 +80,9 @@ class Exchange:
             self._bytes(h11.Response(status_code=status, headers=[*headers, ("Transfer-Encoding", "chunked")]))
         )
 
-    async def chunk(self, data: bytes) -> None:
-        await self._write(self._bytes(h11.Data(data=data)))
+    async def chunks(self, data: list[bytes]) -> None:
+        """Each is a chunk of its own."""
+        await self._write(b"".join(self._bytes(h11.Data(data=one)) for one in data))
 
     async def part_of_chunk(self, data: bytes, length: int) -> None:
         """Only the first *length* bytes of what would be on the wire."""

@@ -1,7 +1,6 @@
 """The fake cluster's event stream, as Nomad 1.1 serves it, and what can go wrong with it."""
 
 from collections import deque
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from random import Random
@@ -13,6 +12,7 @@ from tests.fakes.nomad_http import Exchange, Gone, Request
 from tests.fakes.nomad_store import Event, Line, Store, encode_line
 
 HEARTBEAT: Final = 30.0
+MOST_AT_ONCE: Final = 64
 DROPPED: Final = b"event dropped from buffer"
 CLOSED: Final = b"subscription closed by server, client should resubscribe"
 
@@ -92,7 +92,7 @@ class Subscription:
     async def _step(self) -> bool:
         """Do one thing; False: it is over."""
         if self.said:
-            await self._chunk(self.said.popleft())
+            await self._chunks([self.said.popleft()])
         elif self.ending is not None and self.ending.at is None:
             return await self._finish(self.ending)
         elif self.disturbance.silent:
@@ -105,44 +105,52 @@ class Subscription:
 
     async def _heartbeat(self) -> None:
         self.beat += self._pulse
-        for line in self._release():
-            await self._tell(line)
-        await self._line(b"{}")
+        await self._tell(self._release())
+        await self._chunks([b"{}", b"\n"])
 
     async def _events(self) -> bool:
-        try:
-            line = self.store.buffer.get(self.next)
-        except KeyError:
-            await self._chunk(DROPPED)
-            return await self._finish(Cut("clean"))
-        if line is None:
+        """Tell what there is at once; what is told is lost for who reads too slowly."""
+        told: list[Line] = []
+        while len(told) < MOST_AT_ONCE:
+            try:
+                line = self.store.buffer.get(self.next)
+            except KeyError:
+                return await self._give_up(told)
+            if line is None:
+                break
+            self.next += 1
+            if (wanted := self._matching(line)) is None:
+                continue
+            if self.ending is not None:
+                await self._tell(told)
+                return await self._finish(self.ending, wanted)
+            told += await self._fated(wanted)
+        if not told and line is None:
             with trio.move_on_at(self.beat):
                 await self.store.buffer.moved.park()
-            return True
-        self.next += 1
-        return await self._deliver(line)
-
-    async def _deliver(self, line: Line) -> bool:
-        wanted = self._matching(line)
-        if wanted is None:
-            return True
-        if self.ending is not None:
-            return await self._finish(self.ending, wanted)
-        fate = self.disturbance.fate()
-        if fate == "drop":
-            return True
-        if fate == "reorder":
-            self.held.append(wanted)
-            return True
-        if fate == "delay":
-            await trio.sleep(self.store.clock.scaled(self.disturbance.delay_for))
-        for told in [wanted] * (2 if fate == "double" else 1) + list(self._release()):
-            await self._tell(told)
+        await self._tell(told)
         return True
 
-    def _release(self) -> Iterator[Line]:
+    async def _give_up(self, told: list[Line]) -> bool:
+        await self._tell(told)
+        await self._chunks([DROPPED])
+        return await self._finish(Cut("clean"))
+
+    async def _fated(self, line: Line) -> list[Line]:
+        """What becomes of a line: nothing, itself, twice, later, or after the next one."""
+        fate = self.disturbance.fate()
+        if fate == "drop":
+            return []
+        if fate == "reorder":
+            self.held.append(line)
+            return []
+        if fate == "delay":
+            await trio.sleep(self.store.clock.scaled(self.disturbance.delay_for))
+        return [line] * (2 if fate == "double" else 1) + self._release()
+
+    def _release(self) -> list[Line]:
         held, self.held = self.held[::-1], []
-        yield from held
+        return held
 
     def _matching(self, line: Line) -> Line | None:
         events = tuple(event for event in line.events if self._wants(event))
@@ -154,18 +162,16 @@ class Subscription:
             return False
         return set(keys) == {"*"} or any(key in keys for key in event.keys)
 
-    async def _tell(self, line: Line) -> None:
-        await self._line(encode_line(line.index, line.events))
-
-    async def _line(self, data: bytes) -> None:
+    async def _tell(self, lines: list[Line]) -> None:
         """The newline comes as a chunk of its own."""
-        await self._chunk(data)
-        await self._chunk(b"\n")
+        if lines:
+            encoded = [encode_line(line.index, line.events) for line in lines]
+            await self._chunks([chunk for data in encoded for chunk in (data, b"\n")])
 
-    async def _chunk(self, data: bytes) -> None:
+    async def _chunks(self, chunks: list[bytes]) -> None:
         """The head of the answer is held back until there is something to tell."""
         await self._begin()
-        await self.exchange.chunk(data)
+        await self.exchange.chunks(chunks)
 
     async def _begin(self) -> None:
         if not self.begun:

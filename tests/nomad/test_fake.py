@@ -304,10 +304,9 @@ async def test_a_server_that_is_down_refuses_and_comes_back_on_its_port() -> Non
 
 
 async def test_connections_above_the_limit_are_reset() -> None:
-    async with opened(connections=1) as (fake, client):
-        async with following(fake, client), Client(base_url=fake.url) as second:
-            with pytest.raises(BROKEN):
-                await second.get("/v1/jobs")
+    async with opened(connections=1) as (fake, client), following(fake, client), Client(base_url=fake.url) as second:
+        with pytest.raises(BROKEN):
+            await second.get("/v1/jobs")
 
 
 # -- the cluster ------------------------------------------------------------------------------------------------------
@@ -499,7 +498,7 @@ async def test_an_agent_that_dies_ends_its_executions_without_a_code() -> None:
 async def test_a_cluster_in_trouble_heals(seed: int) -> None:
     """Whatever happens, the jobs that weren't ended run in the end, each in one place."""
     async with opened(nodes=3, seed=seed, speed=100) as (fake, client):
-        forever = {"ReschedulePolicy": {"Unlimited": True, "Attempts": 0, "Delay": 5_000_000_000, "Interval": 0}}
+        forever: Json = {"ReschedulePolicy": {"Unlimited": True, "Attempts": 0, "Delay": 5_000_000_000, "Interval": 0}}
         jobs = [job(**forever) for _ in range(5)]
         for made in jobs:
             await put(fake, client, made)
