@@ -69,9 +69,9 @@ MUTANTS = (
         "listing-one-by-one",
         "listing applied one by one",
         (
-            "        decisions: list[Decision] = []\n        if listing.jobs_index <",
+            "        decisions: list[Decision] = []\n        if listing.jobs_only:",
             "        decisions = [d for v in (*listing.jobs, *listing.allocations) for d in self.handle(v, now)]\n"
-            "        if listing.jobs_index <",
+            "        if listing.jobs_only:",
         ),
     ),
     _fleet(

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, Protocol
 
 import structlog
+import trio
 from sqlalchemy import Connection
 
 from poseidon.core.events import Decision, EndExecutions, Event, Listed, LookedUp, PoolChanged
@@ -79,10 +80,16 @@ class Dispatcher:
 
     async def list_all(self) -> None:
         """Take a listing and apply it. Raises ExecutorUnreachable."""
+        if await self._list_is_older():  # the cluster may have gone back; only a second one in a row proves it
+            await trio.sleep(self.executor.settle)
+            await self._list_is_older()
+
+    async def _list_is_older(self) -> bool:
         asked = self.fleet.ask(self.clock.now())
         listing = await self.executor.snapshot()
         self.handle(Listed(listing, asked))
         self.listed = True
+        return listing.jobs_index < asked.jobs_version or listing.allocations_index < asked.allocations_version
 
     async def compare(self) -> None:
         """Compare what is there with what is known, as cheaply as the executor can. Raises ExecutorUnreachable."""
@@ -91,6 +98,9 @@ class Dispatcher:
             return
         asked = self.fleet.ask(self.clock.now())
         found = await self.executor.list_jobs()
+        if found.listing.jobs_index < asked.jobs_version:
+            await self.list_all()
+            return
         self.handle(Listed(found.listing, asked))
         for job in self._differing(found):
             await self._look_up(job)

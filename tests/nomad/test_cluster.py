@@ -127,6 +127,19 @@ async def test_without_a_leader_nothing_is_lost_and_all_goes_on_afterwards(tmp_p
         await until(lambda: set(stage.rig.jobs()) == {job for job in stage.fake.jobs if job != "template-1"})
 
 
+async def test_a_cluster_that_is_restored_from_a_backup_is_believed(tmp_path: Path) -> None:
+    async with scene(tmp_path, settle=0.02) as stage:
+        await stage.put(1)
+        backup = stage.fake.snapshot()
+        await stage.put(3)
+        await stage.rig.shell.claims.claim(ONE, timeout=60)
+        await stage.rig.full(3)
+        stage.fake.restore(backup)
+        await until(lambda: stage.rig.fleet.position.epoch == 1)
+        await stage.rig.full(3)
+        await until(lambda: set(stage.rig.jobs()) == {job for job in stage.fake.jobs if job != "template-1"})
+
+
 async def test_no_room_is_told_and_nothing_piles_up(tmp_path: Path) -> None:
     async with scene(tmp_path) as stage:
         stage.fake.refuse_placement(dimension="memory", jobs="1-*")
