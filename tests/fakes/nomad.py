@@ -43,7 +43,7 @@ from tests.fakes.nomad_placement import Placement, Refusal
 from tests.fakes.nomad_rooms import Rooms
 from tests.fakes.nomad_scheduler import Scheduler
 from tests.fakes.nomad_shapes import SECOND, TERMINAL, Clock, Ids, Json
-from tests.fakes.nomad_store import Store
+from tests.fakes.nomad_store import Purges, Store
 from tests.fakes.nomad_stream import Disturbance, Streams
 
 DRIVERS: Final = ("docker", "raw_exec", "exec")
@@ -308,12 +308,16 @@ async def open_nomad_fake(
     memory: int = 100_000,
     tokens: Sequence[str] = (),
     buffer: int = 100,
-    deletions_told: bool = False,
+    purges: Purges = "untold",
     connections: int | None = None,
 ) -> AsyncIterator[NomadFake]:
-    """A cluster that has just come up. *connections*: how many a client may open (http_max_conns_per_client)."""
+    """A cluster that has just come up.
+
+    *buffer*: lines that its stream keeps. *purges*: whether they are told as Job events, as newer versions do.
+    *connections*: how many a client may open (http_max_conns_per_client).
+    """
     random = Random(seed)
-    store = Store(Clock(speed), Ids(random), deletions_told=deletions_told)
+    store = Store(Clock(speed), Ids(random), purges=purges)
     store.buffer.size = buffer
     scheduler = Scheduler(store, random, Placement(store, random))
     streams = Streams(store, Disturbance(random))

@@ -8,13 +8,15 @@ from collections.abc import Callable, Iterable
 from copy import copy
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Self
+from typing import Literal, Self
 
 import msgspec
 import trio
 
 from tests.fakes.nomad_shapes import TERMINAL, Clock, Ids, Json, changed
 
+Purges = Literal["untold", "told", "marked"]
+"""Whether a purge is a Job event, too: since 1.7.5 the job as it was is told, since 1.11.3 with a mark."""
 ENDED_EVALUATIONS = ("complete", "failed", "canceled")
 
 
@@ -80,8 +82,7 @@ class Store:
     clock: Clock
     ids: Ids
     index: int = 10
-    deletions_told: bool = False
-    """Tell purges as Job events too, as Nomad does since 1.11.3."""
+    purges: Purges = "untold"
     leader: bool = True
     jobs: dict[str, Json] = field(default_factory=dict)
     evaluations: dict[str, Json] = field(default_factory=dict)
@@ -229,8 +230,8 @@ class Entry:
     def purge(self, id: str) -> None:
         row = self.store.jobs.pop(id, None)
         self.store._touch("jobs", "job_summary")
-        if row is not None and self.store.deletions_told:
-            self._rows["Job", id] = {**row, "ModifyIndex": self.index, "Stop": True, "Deleted": True}
+        if row is not None and self.store.purges != "untold":
+            self._rows["Job", id] = row
 
     def evaluation(self, row: Json) -> Json:
         known = self.store.evaluations.get(row["ID"])
@@ -310,6 +311,8 @@ class Entry:
         return "dead"
 
     def _event(self, topic: str, row: Json) -> Event:
+        purged = topic == "Job" and row["ID"] not in self.store.jobs
+        marks = {"Deleted": True} if purged and self.store.purges == "marked" else {}
         owner = (row["JobID"],) if topic in ("Allocation", "Evaluation") else ()
         told: Json = {
             "Topic": topic,
@@ -318,7 +321,7 @@ class Entry:
             "Namespace": row.get("Namespace", ""),
             "FilterKeys": [*owner, ""] if owner else None,
             "Index": self.index,
-            "Payload": {topic: row},
+            "Payload": {topic: row, **marks},
         }
         return Event(topic, (row["ID"], *owner), told["Namespace"], msgspec.json.encode(told))
 
