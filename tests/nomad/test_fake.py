@@ -422,6 +422,18 @@ async def test_an_allocation_is_told_again_on_order() -> None:
         assert {key for key in row if row[key] != again[key]} <= {"ModifyIndex", "ModifyTime"}
 
 
+async def test_an_agent_that_returns_tells_again_of_what_has_ended() -> None:
+    async with opened(nodes=1) as (fake, client):
+        ended, lives = await put(fake, client), await put(fake, client)
+        await client.delete(f"/v1/job/{ended['JobID']}?purge=true")
+        await fake.settled()
+        before = {row["ID"]: fake.allocations[row["ID"]]["ModifyIndex"] for row in (ended, lives)}
+        fake.kill_agent(ended["NodeID"])
+        await fake.revive_agent(ended["NodeID"])
+        await fake.until(lambda: fake.allocations[ended["ID"]]["ModifyIndex"] > before[ended["ID"]])
+        assert fake.allocations[lives["ID"]]["ModifyIndex"] == before[lives["ID"]]
+
+
 async def test_each_restart_is_a_start_of_its_own() -> None:
     async with opened() as (fake, client):
         row = await put(fake, client)
