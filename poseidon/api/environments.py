@@ -10,21 +10,26 @@ from poseidon.core.model import EnvironmentId
 from poseidon.errors import BadRequest
 
 LARGEST = 2**63 - 1
-BOOLEANS = frozenset({"", "1", "t", "T", "true", "TRUE", "True", "0", "f", "F", "false", "FALSE", "False"})
+TRUE = frozenset({"1", "t", "T", "true", "TRUE", "True"})
+FALSE = frozenset({"", "0", "f", "F", "false", "FALSE", "False"})
 
 
 def environments_routes(environments: Environments, executor: str) -> Blueprint:
     """What clients put, and what became of it. *executor* runs what is put."""
     routes = Blueprint("environments", __name__, url_prefix="/api/v1/execution-environments")
 
+    async def fetch_if_asked() -> None:
+        if _boolean("fetch"):
+            await environments.fetch()
+
     @routes.get("")
     async def everything() -> Response:
-        _check_fetch()
+        await fetch_if_asked()
         return json({"executionEnvironments": [environment_answer(each) for each in environments.list()]})
 
     @routes.get("/<digits:identity>")
     async def one(identity: str) -> Response:
-        _check_fetch()
+        await fetch_if_asked()
         return json(environment_answer(environments.get(_number(identity))))
 
     @routes.put("/<digits:identity>")
@@ -48,8 +53,8 @@ def _number(digits: str) -> EnvironmentId:
     return EnvironmentId(number)
 
 
-def _check_fetch() -> None:
-    """`fetch` asks for what others have put into the executor; ours is always up to date, so it changes nothing."""
-    given = request.args.get("fetch", "")
-    if given not in BOOLEANS:
+def _boolean(parameter: str) -> bool:
+    given = request.args.get(parameter, "")
+    if given not in TRUE | FALSE:
         raise BadRequest(f"{given!r} is no boolean")
+    return given in TRUE

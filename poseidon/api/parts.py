@@ -6,9 +6,8 @@ from typing import Protocol
 
 from poseidon.core.command import Command
 from poseidon.core.model import Environment, EnvironmentId, ExecutionId, Reason, Runner, RunnerId
-from poseidon.executors.base import Ability
 from poseidon.runners.execution import Client
-from poseidon.runners.facts import Ailment, PoolStatistics, RunnerFacts
+from poseidon.runners.facts import Ailment, ExecutorFacts, PoolStatistics, RunnerFacts
 from poseidon.runners.files import File
 from poseidon.supervisor import ServiceStatus
 
@@ -23,6 +22,8 @@ class Environments(Protocol):
     def list(self) -> list[Environment]: ...
 
     async def remove(self, environment: EnvironmentId) -> None: ...
+
+    async def fetch(self) -> None: ...
 
     def statistics(self) -> dict[EnvironmentId, PoolStatistics]: ...
 
@@ -75,8 +76,8 @@ class Overview(Protocol):
     def services(self) -> Sequence[ServiceStatus]:
         """Its supervised parts."""
 
-    def abilities(self) -> Sequence[Ability]:
-        """What its executors can promise here."""
+    def executors(self) -> Sequence[ExecutorFacts]:
+        """What runs its runners, each with what it promises."""
 
     def store(self) -> Mapping[str, object]:
         """The database in numbers."""

@@ -11,7 +11,8 @@ from poseidon.api.bodies import Body
 from poseidon.api.parts import Overview
 from poseidon.core.command import Command
 from poseidon.core.model import Environment, EnvironmentId, Phase, Runner
-from poseidon.runners.facts import PoolStatistics, RunnerFacts
+from poseidon.executors.base import StreamFigures
+from poseidon.runners.facts import ExecutorFacts, PoolStatistics, RunnerFacts
 from poseidon.runners.files import File
 
 MOST = 2**31 - 1
@@ -192,8 +193,11 @@ def status_answer(
         ],
         "environments": pools,
         "runners": {what: sum(pool[what] for pool in pools) for what in ("idle", "used", "starting")},
+        "executors": [_executor(each) for each in overview.executors()],
         "abilities": [
-            {"name": ability.name, "holds": ability.holds, "how": ability.how} for ability in overview.abilities()
+            {"executor": each.name, "name": ability.name, "holds": ability.holds, "how": ability.how}
+            for each in overview.executors()
+            for ability in each.abilities
         ],
         "store": dict(overview.store()),
     }
@@ -211,6 +215,32 @@ def _pool(environment: Environment, pool: PoolStatistics) -> dict[str, Any]:
         "status": pool.status,
         "message": pool.message,
     }
+
+
+def _executor(facts: ExecutorFacts) -> dict[str, Any]:
+    return {
+        "name": facts.name,
+        "reachable": facts.reachable,
+        "trouble": facts.trouble,
+        "listed": facts.listed,
+        "stream": None if facts.stream is None else _stream(facts.stream),
+    }
+
+
+def _stream(figures: StreamFigures) -> dict[str, Any]:
+    return {
+        "connected": figures.connected,
+        "age": _rounded(figures.age),
+        "lag": _rounded(figures.lag),
+        "index": figures.index,
+        "lines": figures.lines,
+        "events": figures.events,
+        "breaks": figures.breaks,
+    }
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 3)
 
 
 def moment(seconds: float | None) -> str | None:

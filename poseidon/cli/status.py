@@ -93,7 +93,7 @@ def report(health: str, content: bytes, now: datetime) -> list[str]:
     condition = "draining" if state.draining else printable(health) or "well"
     counts = ", ".join(f"{state.runners.get(phase, 0)} {phase}" for phase in ("idle", "used", "starting"))
     head = [f"poseidon {state.version}: {condition}, up {ago(state.started_at, now)}", f"runners: {counts}"]
-    parts = [head, pools(state), services(state, now), abilities(state), store(state)]
+    parts = [head, pools(state), services(state, now), executors(state), abilities(state), store(state)]
     return "\n\n".join("\n".join(part) for part in parts if part).split("\n")
 
 
@@ -120,10 +120,26 @@ def services(state: wire.Status, now: datetime) -> list[str]:
     return table(("SERVICE", "STATE", "SINCE", "CRASHES", "LAST ERROR"), rows) if rows else []
 
 
+def executors(state: wire.Status) -> list[str]:
+    """One line an executor."""
+    rows = [(it.name, "reachable" if it.reachable else it.trouble or "starting", news(it)) for it in state.executors]
+    return table(("EXECUTOR", "STATE", "NEWS"), rows) if rows else []
+
+
+def news(executor: wire.Executor) -> str:
+    """How fresh what we know is."""
+    stream = executor.stream
+    if stream is None:
+        return "at once"
+    figures = [(stream.age, "heard {:.1f} s ago"), (stream.lag, "newest told after {:.3f} s")]
+    parts = [phrase.format(seconds) for seconds, phrase in figures if seconds is not None]
+    return ", ".join([*parts, f"{stream.breaks} breaks"])
+
+
 def abilities(state: wire.Status) -> list[str]:
-    """One line a promise of the executor."""
-    rows = [(it.name, it.holds, it.how) for it in state.abilities]
-    return table(("PROMISE", "HOLDS", "HOW"), rows) if rows else []
+    """One line a promise of an executor."""
+    rows = [(it.executor, it.name, it.holds, it.how) for it in state.abilities]
+    return table(("EXECUTOR", "PROMISE", "HOLDS", "HOW"), rows) if rows else []
 
 
 def store(state: wire.Status) -> list[str]:

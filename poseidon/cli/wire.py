@@ -98,6 +98,25 @@ class Ability(Struct, frozen=True):
     name: str
     holds: bool
     how: str = ""
+    executor: str = ""
+
+
+class Stream(Struct, frozen=True):
+    """How an executor's event stream does."""
+
+    connected: bool = False
+    age: float | None = None
+    lag: float | None = None
+    breaks: int = 0
+
+
+class Executor(Struct, frozen=True):
+    """What runs the runners. Without a stream, its news can't be late."""
+
+    name: str
+    reachable: bool = False
+    trouble: str | None = None
+    stream: Stream | None = None
 
 
 class Status(Struct, frozen=True):
@@ -109,5 +128,6 @@ class Status(Struct, frozen=True):
     services: list[Service] = []
     environments: list[Pool] = []
     runners: dict[str, int] = {}
+    executors: list[Executor] = []
     abilities: list[Ability] = []
     store: dict[str, object] = {}

@@ -152,6 +152,29 @@ class ListsJobs(Protocol):
         """A listing with `jobs_only`. Raises ExecutorUnreachable."""
 
 
+@dataclass(frozen=True, slots=True)
+class StreamFigures:
+    """An executor's event stream in numbers, for operators. What isn't known is None."""
+
+    connected: bool
+    age: float | None
+    """Seconds since anything came, heartbeats included."""
+    lag: float | None
+    """Seconds between the newest change and our hearing of it, by two machines' clocks."""
+    index: int
+    lines: int
+    events: int
+    breaks: int
+
+
+@runtime_checkable
+class FollowsStream(Protocol):
+    """An executor whose news come from elsewhere, so that they can be late."""
+
+    def stream_figures(self) -> StreamFigures:
+        """As of now."""
+
+
 @runtime_checkable
 class KeepsTemplates(Protocol):
     """An executor that keeps the environments too (Nomad: a job each), so that they can be taken over from it."""

@@ -38,6 +38,7 @@ class Shell:
     dispatchers: dict[str, Dispatcher]
     carriers: dict[str, Carrier]
     environments: Environments
+    templates: dict[str, Templates]
     claims: Claims
     deadlines: Deadlines
     supervisor: Supervisor
@@ -50,9 +51,8 @@ class Shell:
         self.environments.launch()
         for name, dispatcher in self.dispatchers.items():
             self.supervisor.add(f"events {name}", partial(consumer.follow, dispatcher))
-            if isinstance(dispatcher.executor, KeepsTemplates):
-                templates = Templates(dispatcher.executor, dispatcher, self.environments)
-                self.supervisor.add(f"templates {name}", templates.run)
+        for name, templates in self.templates.items():
+            self.supervisor.add(f"templates {name}", templates.run)
         await self.supervisor.start("deadlines", self.deadlines.run)
 
     async def stop_all_runners(self, reason: Reason) -> None:
@@ -77,6 +77,13 @@ async def open_shell(
         fleet = Fleet(settle=executor.settle, mint=_mint, records=records)
         dispatchers[executor.name] = Dispatcher(executor, fleet, store, clock)
     environments = Environments(dispatchers, store, supervisor, clock.now)
+    templates = {
+        name: Templates(dispatcher.executor, dispatcher, environments)
+        for name, dispatcher in dispatchers.items()
+        if isinstance(dispatcher.executor, KeepsTemplates)
+    }
+    environments.on_untold += [each.wake for each in templates.values()]
+    environments.fetchers += [each.fetch for each in templates.values()]
     carriers = {
         name: Carrier(dispatcher, store, environments.find, environments.start_failed, concurrency=CONCURRENT_STARTS)
         for name, dispatcher in dispatchers.items()
@@ -92,7 +99,7 @@ async def open_shell(
         for runner in dispatcher.fleet.runners():
             if runner.phase is Phase.USED:
                 deadlines.restore(runner, stored.get(runner.id))
-    return Shell(clock, dispatchers, carriers, environments, claims, deadlines, supervisor, store)
+    return Shell(clock, dispatchers, carriers, environments, templates, claims, deadlines, supervisor, store)
 
 
 def _mint(environment: EnvironmentId) -> RunnerId:

@@ -1,8 +1,7 @@
 """The environments: what clients put and delete, kept in the store, each with a refresher for its pool."""
 
-import builtins
-from collections import defaultdict
-from collections.abc import Awaitable, Callable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from typing import Protocol, TypeVar
@@ -19,8 +18,9 @@ from poseidon.executors.base import KeepsTemplates
 from poseidon.runners.carrier import Carrier
 from poseidon.runners.dispatcher import Dispatcher
 from poseidon.runners.facts import PoolStatistics, PoolStatus
+from poseidon.runners.generations import save_next
 from poseidon.runners.refresher import Refresher
-from poseidon.store.queries import last_generation, remove_environment, save_environment
+from poseidon.store.queries import remove_environment
 from poseidon.supervisor import Supervisor
 
 T = TypeVar("T")
@@ -49,9 +49,12 @@ class Environments:
         self._locks: dict[EnvironmentId, trio.Lock] = defaultdict(trio.Lock)
         self._carriers: dict[str, Carrier] = {}
         self._waiting: Callable[[EnvironmentId], int] = lambda _: 0
+        self.fetchers: list[Callable[[], Awaitable[None]]] = []
+        """Each makes one executor's templates and what is known here agree."""
+        self._removals: Counter[EnvironmentId] = Counter()
         self.untold: set[EnvironmentId] = set()
         """Environments whose executor couldn't be told of their newest state."""
-        self._newly_untold = trio.Event()
+        self.on_untold: list[Callable[[], None]] = []
         for dispatcher in dispatchers.values():
             dispatcher.on_pool.append(self.wake)
             dispatcher.on_runner.append(self._runner_changed)
@@ -119,7 +122,7 @@ class Environments:
                 await self._remove_template(known)
             await self._put_template(wanted, may_wait=template_may_wait)
             with trio.CancelScope(shield=True):
-                environment = await self._writes.write(partial(_save_next, known=known, wanted=wanted, at=self._now()))
+                environment = await self._writes.write(partial(save_next, known=known, wanted=wanted, at=self._now()))
                 if known is not None and known.executor != environment.executor:
                     await self._supervisor.stop(_service(environment.id))
                     self._stop_jobs(self._dispatchers[known.executor], environment.id, Reason.REPLACED)
@@ -136,27 +139,56 @@ class Environments:
         ):
             await self.put(wanted, template_may_wait=True)
 
-    async def take_over(self, found: Sequence[Environment], look: Callable[[], Awaitable[None]]) -> None:
-        """An executor keeps environments that we don't know: from now on we do. *look* finds their runners before
-        their pools are looked after. Raises StoreError, ExecutorUnreachable."""
-        saved: builtins.list[Environment] = []
-        for each in found:
-            with trio.CancelScope(shield=True):
-                environment = await self._writes.write(partial(_save_next, known=None, wanted=each, at=self._now()))
-            self._dispatchers[each.executor].fleet.know(environment.id, environment.generation)
-            saved.append(environment)
+    async def fetch(self) -> None:
+        """Ask those executors that keep templates for environments that others have put there.
+        Raises ExecutorError, StoreError."""
+        for fetch in self.fetchers:
+            await fetch()
+
+    def count_removals(self) -> "Counter[EnvironmentId]":
+        """To be asked for before an executor is asked for its templates: they may be removed meanwhile."""
+        return self._removals.copy()
+
+    async def take_over(
+        self,
+        found: Iterable[Environment],
+        removed: "Counter[EnvironmentId]",
+        look: Callable[[], Awaitable[None]],
+    ) -> None:
+        """From now on we know those that we don't know yet. *look* finds their runners before their pools are looked
+        after. Raises StoreError, ExecutorUnreachable."""
+
+        def is_new(environment: Environment) -> bool:
+            unchanged = self._removals[environment.id] == removed[environment.id]
+            return unchanged and environment.id not in self._known
+
+        saved = [environment for each in found if (environment := await self._save_if(each, is_new)) is not None]
         if saved:
             await look()
         for environment in saved:
-            if environment.id not in self._known:  # a client may have put it meanwhile
+            if is_new(environment):  # a client may have put it, and even have removed it, meanwhile
                 self._take_in(environment)
                 log.info("environment taken over", environment_id=environment.id, size=environment.pool_size)
 
-    async def waiting_for_template(self) -> None:
-        """Return when an executor couldn't be told of an environment."""
-        if not self.untold:
-            self._newly_untold = trio.Event()
-            await self._newly_untold.wait()
+    async def _save_if(self, found: Environment, is_new: Callable[[Environment], bool]) -> Environment | None:
+        async with self._locks[found.id]:
+            if not is_new(found):
+                return None
+            with trio.CancelScope(shield=True):
+                environment = await self._writes.write(partial(save_next, known=None, wanted=found, at=self._now()))
+            self._dispatchers[found.executor].fleet.know(environment.id, environment.generation)
+            return environment
+
+    async def register_again(self, environment: EnvironmentId) -> None:
+        """Its executor doesn't have its template, or has it as it was before. Raises ExecutorError."""
+        async with self._locks[environment]:
+            known = self._known.get(environment)
+            executor = None if known is None else self._dispatchers[known.executor].executor
+            if known is None or not isinstance(executor, KeepsTemplates):
+                return
+            await executor.put_template(known)
+            self.untold.discard(environment)
+        log.info("template registered again", environment_id=environment)
 
     async def _put_template(self, wanted: Environment, *, may_wait: bool) -> None:
         executor = self._dispatchers[wanted.executor].executor
@@ -169,7 +201,8 @@ class Environments:
                 raise
             log.warning("template has to wait", environment_id=wanted.id, error=error.message)
             self.untold.add(wanted.id)
-            self._newly_untold.set()
+            for tell in self.on_untold:
+                tell()
 
     async def _remove_template(self, known: Environment) -> None:
         executor = self._dispatchers[known.executor].executor
@@ -188,6 +221,7 @@ class Environments:
             with trio.CancelScope(shield=True):
                 await self._writes.write(partial(remove_environment, environment=environment, at=self._now()))
                 del self._known[environment]
+                self._removals[environment] += 1
                 await self._supervisor.stop(_service(environment))
                 self._refreshers.pop(environment, None)
                 dispatcher = self._dispatchers[known.executor]
@@ -265,24 +299,3 @@ class Environments:
 
 def _service(environment: EnvironmentId) -> str:
     return f"environment {environment}"
-
-
-def _save_next(connection: Connection, known: Environment | None, wanted: Environment, at: float) -> Environment:
-    """Save *wanted* as what follows *known*, and return it with its generation."""
-    if known is None:
-        generation = last_generation(connection, wanted.id) + 1
-        environment = replace(wanted, generation=generation, compatible_since=generation)
-    else:
-        environment = _next_generation(known, wanted)
-    save_environment(connection, environment, at)
-    return environment
-
-
-def _next_generation(known: Environment, wanted: Environment) -> Environment:
-    as_before = replace(wanted, generation=known.generation, compatible_since=known.compatible_since)
-    if as_before == known:
-        return replace(known, generation=known.generation + 1)
-    if replace(as_before, pool_size=known.pool_size) == known:
-        return as_before
-    generation = known.generation + 1
-    return replace(wanted, generation=generation, compatible_since=generation)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from poseidon.core.model import EnvironmentId, Phase, Port, Runner, RunnerId
+from poseidon.executors.base import Ability, StreamFigures
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,21 @@ class PoolStatistics:
     waiting: int
     status: PoolStatus
     message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorFacts:
+    """How an executor is doing."""
+
+    name: str
+    reachable: bool
+    trouble: str | None
+    """Why it isn't."""
+    listed: bool
+    """Whether all that it runs is known."""
+    abilities: tuple[Ability, ...] = ()
+    stream: StreamFigures | None = None
+    """None: its news can't be late."""
 
 
 @dataclass(frozen=True, slots=True)

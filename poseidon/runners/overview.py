@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from poseidon.core.model import EnvironmentId
-from poseidon.executors.base import Ability
+from poseidon.executors.base import FollowsStream
 from poseidon.runners.assembly import Shell
-from poseidon.runners.facts import Ailment, PoolStatistics
+from poseidon.runners.dispatcher import Dispatcher
+from poseidon.runners.facts import Ailment, ExecutorFacts, PoolStatistics
 from poseidon.supervisor import ServiceState, ServiceStatus
 
 UNKNOWN = "UNKNOWN"
@@ -31,7 +32,7 @@ class Overview:
                 return Ailment(UNKNOWN, f"service {service.name} has crashed and starts again: {service.error}")
         for name, dispatcher in self.shell.dispatchers.items():
             if dispatcher.trouble is not None:
-                return Ailment("NOMAD_UNREACHABLE", f"executor {name} can't be reached: {dispatcher.trouble}")
+                return Ailment("NOMAD_UNREACHABLE", f"executor {name}: {dispatcher.trouble}")
             if not dispatcher.listed:
                 return Ailment(UNKNOWN, f"starting: executor {name} hasn't been listed yet")
         if self.threshold > 0 and (depleting := self._depleting()):
@@ -47,11 +48,9 @@ class Overview:
         """Each environment's pool, by its id."""
         return self.shell.environments.statistics()
 
-    def abilities(self) -> tuple[Ability, ...]:
-        """What the executors promise, and whether it holds here."""
-        return tuple(
-            ability for dispatcher in self.shell.dispatchers.values() for ability in dispatcher.executor.abilities()
-        )
+    def executors(self) -> tuple[ExecutorFacts, ...]:
+        """What runs the runners, each with what it promises."""
+        return tuple(_facts(dispatcher) for dispatcher in self.shell.dispatchers.values())
 
     def store(self) -> Mapping[str, object]:
         """The database in numbers."""
@@ -64,7 +63,25 @@ class Overview:
         return f"{len(pools)} environments, {idle} idle and {used} used runners"
 
     def _depleting(self) -> list[str]:
-        return [str(environment) for environment, pool in self.pools().items() if self._is_depleting(pool)]
+        return [_told(environment, pool) for environment, pool in self.pools().items() if self._is_depleting(pool)]
 
     def _is_depleting(self, pool: PoolStatistics) -> bool:
         return pool.size > 0 and pool.idle / pool.size < self.threshold
+
+
+def _told(environment: EnvironmentId, pool: PoolStatistics) -> str:
+    """With the reason, if there is one: a cluster without room, for instance."""
+    return f"{environment} ({pool.message})" if pool.message else str(environment)
+
+
+def _facts(dispatcher: Dispatcher) -> ExecutorFacts:
+    executor = dispatcher.executor
+    figures = executor.stream_figures() if isinstance(executor, FollowsStream) else None
+    return ExecutorFacts(
+        executor.name,
+        dispatcher.reachable,
+        dispatcher.trouble,
+        dispatcher.listed,
+        tuple(executor.abilities()),
+        figures,
+    )

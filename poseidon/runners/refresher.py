@@ -25,6 +25,9 @@ SOON = 1.0
 TOO_SHORT = 30.0
 """Seconds of idle life below which an unclaimed end counts as a failed start."""
 OUR_DOING = frozenset({Reason.SURPLUS, Reason.REPLACED, Reason.REMOVED, Reason.RELEASED, Reason.SHUTDOWN})
+THE_NODES_DOING = frozenset({Reason.MIGRATED, Reason.LOST, Reason.DISCONNECTED})
+"""A drain or a crash takes all of a node's runners at once, however well they started."""
+NO_FAILED_START = OUR_DOING | THE_NODES_DOING
 
 
 class Refresher:
@@ -64,7 +67,7 @@ class Refresher:
             self._succeed()
         elif runner.phase is Phase.IDLE:
             self._crowded = False
-        elif runner.claimed_at is None and runner.reason not in OUR_DOING and _lived(runner) < TOO_SHORT:
+        elif runner.claimed_at is None and runner.reason not in NO_FAILED_START and _lived(runner) < TOO_SHORT:
             self._fail(f"an idle runner ended by itself ({runner.reason})")
 
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:

@@ -24,7 +24,7 @@ from poseidon.core.model import Allocation, EnvironmentId, RunnerId
 from poseidon.executors.base import Ability
 from poseidon.runners.assembly import Shell, open_shell
 from poseidon.runners.executions import Executions, open_executions
-from poseidon.runners.facts import Ailment
+from poseidon.runners.facts import Ailment, ExecutorFacts
 from poseidon.runners.files import Files
 from poseidon.store.store import Store, open_store
 from poseidon.supervisor import ServiceStatus, Supervisor, open_supervisor
@@ -43,7 +43,9 @@ class FakeOverview:
     started_at: float = 1_800_000_000.5
     draining: bool = False
     ails: Ailment | None = None
-    promises: tuple[Ability, ...] = (Ability("memory", True, "by the test"),)
+    runs_by: tuple[ExecutorFacts, ...] = (
+        ExecutorFacts("local", True, None, True, (Ability("memory", True, "by the test"),)),
+    )
 
     def ailment(self) -> Ailment | None:
         return self.ails
@@ -51,8 +53,8 @@ class FakeOverview:
     def services(self) -> tuple[ServiceStatus, ...]:
         return self.supervisor.status()
 
-    def abilities(self) -> tuple[Ability, ...]:
-        return self.promises
+    def executors(self) -> tuple[ExecutorFacts, ...]:
+        return self.runs_by
 
     def store(self) -> dict[str, object]:
         return {"queueDepth": 0}

@@ -1,7 +1,8 @@
 """Statuses and bodies of every route, as the contract has them."""
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,12 @@ import trio
 from websockets.exceptions import InvalidStatus
 
 from poseidon.api.server import ServerLimits
+from poseidon.core.model import Environment, EnvironmentId
 from poseidon.errors import PlacementFailed
-from poseidon.runners.facts import Ailment
+from poseidon.executors.base import StreamFigures
+from poseidon.runners.facts import Ailment, ExecutorFacts
 from tests.api.service import VERSION, Service, connected, next_of, open_service, read, until
+from tests.fakes.plain import PlainExecutor
 
 ROUTES = [
     ("GET", "/statistics/execution-environments"),
@@ -89,9 +93,21 @@ async def test_the_status_tells_everything(service: Service) -> None:
     pool = {"id": 1, "image": "plain", "wanted": 2, "idle": 2, "starting": 0, "used": 1, "waiting": 0}
     assert status["environments"] == [pool | {"status": "ok", "message": ""}]
     assert status["runners"] == {"idle": 2, "used": 1, "starting": 0}
-    assert status["abilities"] == [{"name": "memory", "holds": True, "how": "by the test"}]
+    assert status["executors"] == [
+        {"name": "local", "reachable": True, "trouble": None, "listed": True, "stream": None}
+    ]
+    assert status["abilities"] == [{"executor": "local", "name": "memory", "holds": True, "how": "by the test"}]
     assert {"name", "state", "since", "crashes", "error"} == set(status["services"][0])
     assert isinstance(status["store"], dict)
+
+
+async def test_the_status_tells_how_fresh_the_news_of_a_cluster_are(service: Service) -> None:
+    stream = StreamFigures(connected=True, age=1.23456, lag=None, index=77, lines=3, events=2, breaks=1)
+    service.overview.runs_by = (ExecutorFacts("nomad", False, "nobody answers", True, stream=stream),)
+    [told] = (await service.http.get("/status")).json()["executors"]
+    assert (told["name"], told["reachable"], told["trouble"]) == ("nomad", False, "nobody answers")
+    figures = {"connected": True, "age": 1.235, "lag": None, "index": 77, "lines": 3, "events": 2, "breaks": 1}
+    assert told["stream"] == figures
 
 
 # Environments
@@ -164,6 +180,42 @@ async def test_ids_are_digits(service: Service) -> None:
 async def test_a_bad_fetch_is_400(service: Service) -> None:
     for path in ("/execution-environments?fetch=yes", "/execution-environments/1?fetch=bla"):
         await message_of(await service.http.get(path), 400)
+
+
+@dataclass
+class KeepingExecutor(PlainExecutor):
+    """One that keeps templates."""
+
+    templates: dict[EnvironmentId, Environment] = field(default_factory=dict)
+
+    async def put_template(self, environment: Environment) -> None:
+        self.templates[environment.id] = environment
+
+    async def remove_template(self, environment: EnvironmentId) -> None:
+        self.templates.pop(environment, None)
+
+    async def environments(self) -> Sequence[Environment]:
+        await self._answer()
+        return list(self.templates.values())
+
+
+async def test_an_environment_that_others_put_into_the_executor_is_there_once_it_is_fetched(tmp_path: Path) -> None:
+    executor = KeepingExecutor(root=tmp_path / "workspaces")
+    async with open_service(tmp_path, executor=executor) as service:
+        http = service.http
+        assert (await http.get("/execution-environments?fetch=1")).json() == {"executionEnvironments": []}
+        for number in (7, 8):
+            executor.templates[EnvironmentId(number)] = Environment(EnvironmentId(number), "theirs", 0)
+        assert (await http.get("/execution-environments/7")).status_code == 404
+        assert (await http.get("/execution-environments/7?fetch=false")).status_code == 404
+        assert (await http.get("/execution-environments/7?fetch=true")).json()["image"] == "theirs"
+        assert (await http.get("/execution-environments/9?fetch=true")).status_code == 404
+        listed = (await http.get("/execution-environments")).json()["executionEnvironments"]
+        assert [each["id"] for each in listed] == [7, 8]
+        executor.reachable = False
+        answer = await http.get("/execution-environments?fetch=true")
+        assert (answer.status_code, answer.json()["errorCode"]) == (500, "NOMAD_UNREACHABLE")
+        assert (await http.get("/execution-environments")).status_code == 200
 
 
 # Runners

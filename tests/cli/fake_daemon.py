@@ -27,6 +27,7 @@ from quart import Response, abort, jsonify, request, websocket
 from quart_trio import QuartTrio
 
 STARTED = "2026-11-30T08:00:00.000Z"
+STREAM = {"connected": False, "age": 12.5, "lag": 0.25, "index": 7, "lines": 3, "events": 2, "breaks": 1}
 PROTOCOL = "poseidon.terminal.v1"
 
 
@@ -193,7 +194,11 @@ def state(fake: FakeDaemon) -> dict[str, Any]:
         ],
         "environments": pools,
         "runners": {"idle": phases.count("idle"), "used": phases.count("used"), "starting": 0},
-        "abilities": [{"name": "memory", "holds": False, "how": "no cgroup can be written"}],
+        "executors": [
+            {"name": "local", "reachable": True, "trouble": None, "listed": True, "stream": None},
+            {"name": "nomad", "reachable": False, "trouble": "nobody answers", "listed": True, "stream": STREAM},
+        ],
+        "abilities": [{"executor": "local", "name": "memory", "holds": False, "how": "no cgroup can be written"}],
         "store": {"queue": 0},
     }
 

@@ -26,7 +26,9 @@ def test_status_shows_pools_services_and_promises(poseidon: Poseidon, daemon: Fa
     assert "runners: 1 idle, 0 used, 0 starting" in result.out
     assert ["12", "python", "34", "1", "0", "0", "0", "-"] in lines
     assert any(line[:2] == ["deadlines", "running"] and "2" in line for line in lines)
-    assert ["memory", "no", "no", "cgroup", "can", "be", "written"] in lines
+    assert ["local", "memory", "no", "no", "cgroup", "can", "be", "written"] in lines
+    assert ["local", "reachable", "at", "once"] in lines
+    assert "nomad     nobody answers  heard 12.5 s ago, newest told after 0.250 s, 1 breaks" in result.out
     assert "\x1b" not in result.out
 
 

@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import trio
 
@@ -143,6 +144,10 @@ class ScriptedExecutor:
             replace(self.newest(job), version=version, client=ClientStatus.FAILED, started=None),
             replace(self.jobs[job], version=version, status=JobStatus.DEAD),
         )
+
+    def change(self, job: JobId, **fields: Any) -> None:
+        """The executor tells something else of the job's newest allocation."""
+        self._tell(replace(self.newest(job), version=self._next(), **fields))
 
     def move(self, job: JobId) -> None:
         """The job's allocation is replaced by another, on another node."""

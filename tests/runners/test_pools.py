@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from poseidon.core.model import Phase, Runner
+from poseidon.core.model import ClientStatus, Phase, Reason, Runner
 from poseidon.errors import BadRequest, EnvironmentNotFound, PlacementFailed, Unsupported
 from poseidon.runners.facts import PoolStatus
 from tests.fakes.scripted import RecordingExecutor, ScriptedExecutor
@@ -179,3 +179,32 @@ async def test_a_claim_is_marked_where_the_executor_keeps_records(tmp_path: Path
         executor.move(runner.job)
         await until(lambda: (runner.job, False) in executor.marks)
         assert executor.marks.count((runner.job, True)) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"migrate": True}, Reason.MIGRATED),
+        ({"client": ClientStatus.LOST}, Reason.LOST),
+        ({"client": ClientStatus.UNKNOWN}, Reason.DISCONNECTED),
+    ],
+)
+async def test_what_a_node_does_to_its_runners_is_no_failed_start(
+    tmp_path: Path, change: dict[str, object], reason: Reason
+) -> None:
+    gone: list[Runner] = []
+    async with open_rig(tmp_path) as rig:
+        rig.shell.dispatchers["local"].on_runner.append(gone.append)
+        await rig.put(1)
+        await rig.full(1)
+        rig.executor.change(rig.jobs()[0], **change)
+        await until(lambda: any(runner.reason is reason for runner in gone))
+        assert rig.shell.environments.statistics()[ONE].message == ""
+
+
+async def test_an_idle_runner_that_ends_by_itself_at_once_is_a_failed_start(tmp_path: Path) -> None:
+    async with open_rig(tmp_path) as rig:
+        await rig.put(1)
+        await rig.full(1)
+        rig.executor.die(rig.jobs()[0])
+        await until(lambda: "ended by itself (failed)" in rig.shell.environments.statistics()[ONE].message)

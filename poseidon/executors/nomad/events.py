@@ -13,7 +13,7 @@ import trio
 
 from poseidon.core.model import Value
 from poseidon.errors import ExecutorUnreachable
-from poseidon.executors.base import Batch
+from poseidon.executors.base import Batch, StreamFigures
 from poseidon.executors.nomad import wire
 from poseidon.executors.nomad.client import Client, NotFound, Refused, path_of, shown
 from poseidon.executors.nomad.placement import Evaluations
@@ -77,6 +77,10 @@ class StreamHealth:
     def age(self) -> float | None:
         """Seconds since anything came."""
         return None if self.heard_at is None else trio.current_time() - self.heard_at
+
+    def figures(self) -> StreamFigures:
+        """As of now."""
+        return StreamFigures(self.connected, self.age(), self.lag, self.index, self.lines, self.events, self.breaks)
 
 
 class EventStream:

@@ -9,9 +9,10 @@ import trio
 from poseidon.core.command import Command
 from poseidon.core.model import Allocation, Environment, EnvironmentId, JobId, JobSeen, Listing
 from poseidon.errors import ExecutorUnreachable, PlacementFailed
-from poseidon.executors.base import Ability, Batch, JobsListed, LookedUp, Process
+from poseidon.executors.base import Ability, Batch, JobsListed, LookedUp, Process, StreamFigures
 from poseidon.executors.nomad import job as jobs
 from poseidon.executors.nomad import wire
+from poseidon.executors.nomad.abilities import abilities_of
 from poseidon.executors.nomad.client import (
     ALLOCATION,
     ALLOCATIONS,
@@ -48,7 +49,7 @@ MARK_ATTEMPTS = 5
 
 
 class NomadExecutor:
-    """See Executor, KeepsRecords, KeepsTemplates and ListsJobs."""
+    """See Executor, KeepsRecords, KeepsTemplates, ListsJobs and FollowsStream."""
 
     name = jobs.NAME
 
@@ -81,16 +82,22 @@ class NomadExecutor:
 
     @property
     def stream_health(self) -> StreamHealth:
-        """The event stream in numbers."""
+        """The event stream in numbers, as they change."""
         return self._events.health
+
+    def stream_figures(self) -> StreamFigures:
+        """See FollowsStream."""
+        return self._events.health.figures()
 
     def check(self, environment: Environment) -> None:
         """See Executor."""
         jobs.check(environment)
 
     def abilities(self) -> Sequence[Ability]:
-        """See Executor. What a task driver promises is known to Nomad alone."""
-        return ()
+        """See Executor. It may wait for the template to be read."""
+        base = self._template.known
+        task = None if base is None else jobs.task_of(base, self._settings)
+        return abilities_of(self._settings, task, self._warnings)
 
     # Jobs
 

@@ -109,6 +109,11 @@ def _settle_rescheduling(group: Json) -> None:
         policy["Attempts"] = 0
 
 
+def task_of(base: Json, settings: NomadSettings) -> Json:
+    """The task of runners; empty if the template lacks it."""
+    return _find(_find(base.get("TaskGroups"), settings.group).get("Tasks"), settings.task)
+
+
 def template_of(base: Json, environment: Environment, settings: NomadSettings) -> Json:
     """The job that keeps *environment* in Nomad. It runs too, as the original takes it back only then."""
     job = _job_of(base, template_name(environment.id), environment, settings, force_pull=True)

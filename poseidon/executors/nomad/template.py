@@ -33,6 +33,11 @@ class Template:
             ) from error
         return cls(client, ready=jobs.read_json(text, file), text=text)
 
+    @property
+    def known(self) -> Json | None:
+        """The job, if it has been read."""
+        return self._ready
+
     async def read(self) -> Json:
         """Raises ExecutorUnreachable; ExecutorError for a file that Nomad doesn't understand."""
         async with self._lock:
