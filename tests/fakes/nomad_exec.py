@@ -17,6 +17,7 @@ import shutil
 import socket
 import struct
 from base64 import b64decode, b64encode
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -92,13 +93,16 @@ class Wire:
         self._stream = stream
         self._protocol = Protocol(Side.SERVER, state=State.OPEN, max_size=None)
         self._lock = trio.Lock()
+        self._waiting: deque[bytes | None] = deque()
         self.silent = False
 
     async def flush(self) -> None:
+        """Nobody cares whether the client is still there; its absence shows when reading."""
         async with self._lock:
-            for data in self._protocol.data_to_send():
-                if data and not self.silent:
-                    await self._stream.send_all(data)
+            with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+                for data in self._protocol.data_to_send():
+                    if data and not self.silent:
+                        await self._stream.send_all(data)
 
     async def send(self, message: object) -> None:
         await self.send_text(json.dumps(message, separators=(",", ":")).encode())
@@ -113,20 +117,26 @@ class Wire:
             self._protocol.send_close(code, reason)
             await self.flush()
 
-    async def messages(self) -> AsyncIterator[bytes]:
-        """Until the client is gone, one way or another."""
-        with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
-            while data := await self._stream.receive_some():
-                if self.silent:
-                    continue
-                self._protocol.receive_data(data)
-                await self.flush()
-                for frame in self._protocol.events_received():
-                    assert isinstance(frame, Frame)
-                    if frame.opcode is Opcode.CLOSE:
-                        return
-                    if frame.opcode in (Opcode.TEXT, Opcode.BINARY):
-                        yield bytes(frame.data)
+    async def receive(self) -> bytes | None:
+        """The next message; None when the client is gone, one way or another."""
+        while not self._waiting:
+            try:
+                data = await self._stream.receive_some()
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                return None
+            if not data:
+                return None
+            if self.silent:
+                continue
+            self._protocol.receive_data(data)
+            await self.flush()
+            for frame in self._protocol.events_received():
+                assert isinstance(frame, Frame)
+                if frame.opcode is Opcode.CLOSE:
+                    self._waiting.append(None)
+                elif frame.opcode in (Opcode.TEXT, Opcode.BINARY):
+                    self._waiting.append(bytes(frame.data))
+        return self._waiting.popleft()
 
     async def cut(self, how: str) -> None:
         """eof, rst, or a close code with its reason."""
@@ -158,20 +168,19 @@ class _Session:
     async def serve(self) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._perform, nursery.cancel_scope)
-            async for message in self._wire.messages():
+            while (message := await self._wire.receive()) is not None:
                 await self._hear(message)
             nursery.cancel_scope.cancel()
         if self._command:
             self._command.sink = None
 
     async def _perform(self, scope: trio.CancelScope) -> None:
-        with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._fall_silent)
-                if await self._begin():
-                    nursery.start_soon(self._feed)
-                    await self._end()
-                nursery.cancel_scope.cancel()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._fall_silent)
+            if await self._begin():
+                nursery.start_soon(self._feed)
+                await self._end()
+            nursery.cancel_scope.cancel()
         scope.cancel()
 
     async def _fall_silent(self) -> None:
@@ -206,14 +215,13 @@ class _Session:
         behaviour = self._behaviour
         if self._detached:
             return
-        with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
-            await self._wire.send({name: {"data": b64encode(data).decode()}})
-            self._told += len(data)
-            if 0 <= behaviour.garbage_after < self._told:
-                await self._wire.send_text(b"{garbage")
-            if behaviour.cut and 0 <= behaviour.cut_after < self._told:
-                self._detached = True
-                await self._wire.cut(behaviour.cut)
+        await self._wire.send({name: {"data": b64encode(data).decode()}})
+        self._told += len(data)
+        if 0 <= behaviour.garbage_after < self._told:
+            await self._wire.send_text(b"{garbage")
+        if behaviour.cut and 0 <= behaviour.cut_after < self._told:
+            self._detached = True
+            await self._wire.cut(behaviour.cut)
 
     async def _hear(self, message: bytes) -> None:
         try:
@@ -302,8 +310,7 @@ async def serve_exec(
             if not head.words:
                 raise Refused(1008, "command is not present")
         except Refused as refused:
-            with suppress(trio.BrokenResourceError):
-                await wire.close(refused.code, refused.reason)
+            await wire.close(refused.code, refused.reason)
             return
         await _Session(wire, behaviour, box, head).serve()
 

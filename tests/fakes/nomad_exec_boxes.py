@@ -199,10 +199,17 @@ class Command:
 
     async def live(self) -> None:
         """Pass on what it writes, until it has ended and its output has too."""
-        async with trio.open_nursery() as nursery:
-            for name, stream in self.outputs.items():
-                nursery.start_soon(self._pump, name, stream)
-            await self._wait()
+        try:
+            async with trio.open_nursery() as nursery:
+                for name, stream in self.outputs.items():
+                    nursery.start_soon(self._pump, name, stream)
+                await self._wait()
+        finally:
+            self._process.kill()
+            self._process.wait()
+            with trio.CancelScope(shield=True):
+                for stream in (self.stdin, *self.outputs.values()):
+                    await stream.aclose()
 
     async def _wait(self) -> None:
         descriptor = os.pidfd_open(self._process.pid)

@@ -46,6 +46,7 @@ async def _started_at(
         if waiting.cancelled_caught:
             raise ExecutorUnreachable("all connections for executions are in use")
         nursery = await attempt.enter_async_context(tasks())
+        attempt.callback(process.leave)
         await process.start(nursery, address)
         await stack.enter_async_context(attempt.pop_all())
     return process

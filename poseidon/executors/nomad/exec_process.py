@@ -26,7 +26,10 @@ from poseidon.executors.nomad.exec_target import ExecTarget
 KILL_WITHIN = 4.5
 KILLED_WITHIN = 0.2
 """Seconds in which a killed command's exit code may still come by itself."""
-FAREWELL_WITHIN = 0.1
+BOTH_WITHIN = 0.5
+"""Seconds in which both sessions end if their allocation does."""
+FAREWELL_WITHIN = 0.5
+"""Seconds for telling scripts that wait that nothing comes; else they give up after a minute."""
 STARTED_WITHIN = 10.0
 SAID_MOST = 500
 SIGKILL_CODE = 137
@@ -41,6 +44,10 @@ class Side:
 
     def __init__(self) -> None:
         self.session: Session | None = None
+        self.scope = trio.CancelScope(shield=True)
+        """Only `leave` ends a session: whoever is cancelled has something to tell first."""
+        self.opened = trio.Event()
+        self.over = trio.Event()
         self.ready = trio.Event()
         self.started = trio.Event()
         self.told: tuple[int, ...] = ()
@@ -52,6 +59,19 @@ class Side:
         if self.session:
             await self.session.send(line + b"\n")
 
+    async def dismiss(self, *, tty: bool) -> None:
+        """Nothing shall run. Returns when it is known to have heard that."""
+        await self.opened.wait()
+        if self.session:
+            await self.session.send_now(b"\n")
+            if not tty:
+                await self.session.close_stdin()
+            await self.over.wait()
+
+    def open(self, session: Session) -> None:
+        self.session = session
+        self.opened.set()
+
     def note(self, data: bytes) -> None:
         self.said += data[: SAID_MOST - len(self.said)]
 
@@ -59,6 +79,11 @@ class Side:
         """Nobody has to wait for it any more."""
         self.ready.set()
         self.started.set()
+
+    def end(self) -> None:
+        self.opened.set()
+        self.over.set()
+        self.release()
 
 
 class NomadProcess:
@@ -95,9 +120,9 @@ class NomadProcess:
         """Begin to run. Raises AllocationGone, ExecutorUnreachable, ConnectionLost, ExecutorError."""
         self._address, self._nursery = address, nursery
         sides = [self._main, self._side] if self._tty else [self._main]
-        nursery.start_soon(self._serve_main)
+        nursery.start_soon(self._held_open, self._main, self._serve_main)
         if self._tty:
-            nursery.start_soon(self._serve_stderr)
+            nursery.start_soon(self._held_open, self._side, self._serve_stderr)
         try:
             with trio.move_on_after(self._target.start_timeout):
                 for side in sides:
@@ -105,8 +130,9 @@ class NomadProcess:
             self._raise_unless(all(side.ready.is_set() for side in sides))
         except BaseException:
             with trio.move_on_after(FAREWELL_WITHIN, shield=True):
-                for side in sides:
-                    await side.tell(b"")
+                async with trio.open_nursery() as farewell:
+                    for side in sides:
+                        farewell.start_soon(partial(side.dismiss, tty=self._tty and side is self._main))
             raise
         with trio.CancelScope(shield=True):  # from here on it may run, and somebody has to see to it
             await self._tell_nonce()
@@ -125,6 +151,17 @@ class NomadProcess:
             await self.kill()
             raise
 
+    @staticmethod
+    async def _held_open(side: Side, serve: Callable[[], Awaitable[None]]) -> None:
+        with side.scope:
+            await serve()
+        side.end()
+
+    def leave(self) -> None:
+        """Close the connections."""
+        self._main.scope.cancel()
+        self._side.scope.cancel()
+
     def _raise_unless(self, well: bool) -> None:
         if self._failure:
             raise self._failure
@@ -142,13 +179,13 @@ class NomadProcess:
         try:
             async with open_session(
                 self._target, self._address, self._allocation, self._words, tty=self._tty
-            ) as self._main.session:
+            ) as session:
+                self._main.open(session)
                 await self._resize()
-                await self._listen_main(self._main.session)
+                await self._listen_main(session)
         except ExecutorError as error:
             self._lost(error)
         self._output.end(*([Stream.STDOUT] if self._tty else Stream))
-        self._main.release()
 
     async def _listen_main(self, session: Session) -> None:
         marks = {Stream.STDOUT: Marks(READY), Stream.STDERR: Marks(self._nonce)}
@@ -206,14 +243,14 @@ class NomadProcess:
     async def _serve_stderr(self) -> None:
         words = wrap.stderr_words(self._fifo)
         try:
-            async with open_session(
-                self._target, self._address, self._allocation, words, tty=False
-            ) as self._side.session:
-                await self._listen_stderr(self._side.session)
+            async with open_session(self._target, self._address, self._allocation, words, tty=False) as session:
+                self._side.open(session)
+                await self._listen_stderr(session)
         except ExecutorError as error:
-            self._stderr_lost(error)
+            if not self._side.started.is_set():  # the output is incomplete, and mustn't look as if it were not
+                self._output.fail(error)
+                self._lost(error)
         self._output.end(Stream.STDERR)
-        self._side.release()
 
     async def _listen_stderr(self, session: Session) -> None:
         marks = Marks(READY)
@@ -228,22 +265,18 @@ class NomadProcess:
                 else:
                     self._side.ready.set()
                     marks = Marks(self._nonce)
+        if not self._side.ready.is_set():
+            raise self._not_started(self._side)
         if not self._side.started.is_set():
-            self._stderr_lost(self._not_started(self._side))
+            with trio.move_on_after(BOTH_WITHIN):  # the end of the allocation takes both
+                await self._over.wait()
+            raise ConnectionLost("what passes on stderr was killed")
 
     async def _take_stderr(self, stream: Stream, data: bytes) -> None:
         if stream is Stream.STDOUT and self._side.ready.is_set():
             await self._output.put(Stream.STDERR, data)
         else:
             self._side.note(data)
-
-    def _stderr_lost(self, error: ExecutorError) -> None:
-        """Without stderr the command's output is incomplete, and mustn't look as if it were not."""
-        if self._side.started.is_set():
-            return
-        if self._exit:
-            self._output.fail(error)
-        self._lost(error)
 
     def _exited(self, code: int, *, out_of_memory: bool = False) -> None:
         """The first to tell counts."""

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from ssl import SSLContext
+from urllib.parse import urlsplit
 
 import msgspec
 import trio
@@ -110,6 +111,11 @@ class Session:
             self._sent += 1
             await self._put(_encode({"stdin": {"data": data[start : start + PIECE]}}))
 
+    async def send_now(self, data: bytes) -> None:
+        """Write a last few bytes: what waits to be sent is overtaken, and the connection is of no use afterwards."""
+        with suppress(ConnectionClosed):
+            await self._connection.send(_encode({"stdin": {"data": data}}), text=True)
+
     async def close_stdin(self) -> None:
         """Never with a terminal: Docker gives up stdout then. Never in one message with data: Docker drops that."""
         await self._put(_encode({"stdin": {"close": True}}))
@@ -166,6 +172,7 @@ async def open_session(
 async def _connected(target: ExecTarget, url: str, within: float) -> AsyncIterator[ClientConnection]:
     connecting = connect(
         "ws" + url.removeprefix("http"),
+        stream=await _dialled(url, within),
         ssl=_context(target, url),
         compression=None,
         additional_headers=dict(target.headers),
@@ -195,6 +202,43 @@ async def _connected(target: ExecTarget, url: str, within: float) -> AsyncIterat
         raise raised
 
 
+async def _dialled(url: str, within: float) -> trio.abc.Stream:
+    parts = urlsplit(url)
+    try:
+        with trio.fail_after(within):
+            port = parts.port or (443 if parts.scheme == "https" else 80)
+            return _Listening(await trio.open_tcp_stream(parts.hostname or "", port))
+    except (OSError, ValueError, trio.TooSlowError) as error:
+        raise Unconnected(f"Nomad can't be reached for executions: {_cause(error)}") from None
+
+
+class _Listening(trio.abc.HalfCloseableStream):
+    """Goes on listening when the other end has stopped to: its last words are the exit code.
+
+    Nomad closes at once after an exit, whatever is on its way to it; by itself, websockets then drops what came.
+    """
+
+    def __init__(self, stream: trio.SocketStream) -> None:
+        self._stream = stream
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        with suppress(trio.BrokenResourceError):
+            await self._stream.send_all(data)
+
+    async def wait_send_all_might_not_block(self) -> None:
+        with suppress(trio.BrokenResourceError):
+            await self._stream.wait_send_all_might_not_block()
+
+    async def send_eof(self) -> None:
+        await self._stream.send_eof()
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
+        return await self._stream.receive_some(max_bytes)
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+
 def _context(target: ExecTarget, url: str) -> SSLContext | None:
     return target.tls if url.startswith("https") else None
 
@@ -208,7 +252,7 @@ def _answered(status: int, body: bytes | bytearray | None) -> ExecutorError:
 
 def _cause(error: BaseException) -> str:
     """What happened, without what was sent."""
-    if isinstance(error, TimeoutError):
+    if isinstance(error, TimeoutError | trio.TooSlowError):
         return "it didn't answer in time"
     if isinstance(error, OSError):
         return error.strerror or type(error).__name__
