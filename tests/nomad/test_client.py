@@ -149,6 +149,13 @@ async def test_a_list_without_an_index_is_not_from_a_nomad() -> None:
             await client.get_list("/v1/jobs", len)
 
 
+async def test_a_cluster_that_never_had_a_job_is_one_with_index_zero() -> None:
+    """Seen with Nomad 2.0: the tables of a new cluster have index 0."""
+    async with connected() as (client, nomad):
+        nomad.on("GET", "/v1/jobs", Reply([], index=0))
+        assert (await client.get_list("/v1/jobs", len)).index == 0
+
+
 async def test_nobody_there_is_unreachable() -> None:
     async with open_loopback() as nomad:
         url = nomad.url
