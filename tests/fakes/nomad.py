@@ -150,6 +150,11 @@ class NomadFake:
         """Its task ignores signals: it takes the whole kill timeout to stop."""
         self._agent(allocation).runs[allocation].stubborn = True
 
+    def slow_down_starts(self, seconds: float | None) -> None:
+        """Tasks need so long to start (Nomad's time); None: as usual."""
+        for agent in self.parts.agents.values():
+            agent.setup = seconds
+
     def repeat(self, allocation: str) -> None:
         """Its agent tells of it once more, though nothing is new."""
         self._agent(allocation).repeat(allocation)
@@ -270,6 +275,7 @@ class NomadFake:
         self.accept_all()
         self.api.faults.clear()
         self.rooms.behaviour = Behaviour()
+        self.slow_down_starts(None)
         self.stream.calm()
         self.speak()
         if not self.server.listening:

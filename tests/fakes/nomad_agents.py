@@ -100,6 +100,8 @@ class Agent:
     """Told of each allocation whose task has ended."""
     runs: dict[str, Run] = field(default_factory=dict)
     dirty: dict[str, None] = field(default_factory=dict)
+    setup: float | None = None
+    """Seconds that a task needs to start, if not the usual ones of its driver."""
     scope: trio.CancelScope | None = None
     moved: trio.lowlevel.ParkingLot = field(default_factory=trio.lowlevel.ParkingLot)
 
@@ -201,7 +203,8 @@ class Agent:
         if run.stopping:
             await self._kill(run)
         elif run.client == "pending":
-            await self._wait(run, SETUP.get(run.task["Driver"], SETUP_ELSE))
+            usual = SETUP.get(run.task["Driver"], SETUP_ELSE)
+            await self._wait(run, usual if self.setup is None else self.setup)
             if not run.stopping:
                 self._start(run)
         elif run.ends:

@@ -6,6 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
+from uuid import uuid4
 
 import trio
 
@@ -82,7 +83,9 @@ class Rooms:
                 driver = next(iter(self.store.placed_jobs[id]["TaskGroups"][0]["Tasks"]))["Driver"]
                 folder = self.root / id
                 folder.mkdir(exist_ok=True)
-                box = Box(id, "docker" if driver == "docker" else "raw_exec", folder, self.nursery)
+                mine = f"{id} {uuid4()}"  # all that is labelled so is killed; other clusters have the same ids
+                box = Box(mine, "docker" if driver == "docker" else "raw_exec", folder, self.nursery)
+                box.environment["NOMAD_ALLOC_ID"] = id
                 self.boxes[id] = box
                 await box.begin()
                 self.store.moved.unpark_all()

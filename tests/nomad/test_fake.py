@@ -514,10 +514,11 @@ async def test_a_restart_kills_what_runs_and_empties_a_container(driver: str, ke
     ],
 )
 async def test_an_execution_is_refused_in_the_recorded_words(state: str, reason: str) -> None:
-    async with opened(speed=1 if state == "pending" else 50) as (fake, client):
+    async with opened() as (fake, client):
         row: Json = {"ID": "00000000-0000-0000-0000-000000000001"}
         if state == "pending":
-            made = job("docker")
+            made = job()
+            fake.slow_down_starts(500)
             await client.put("/v1/jobs", json={"Job": made})
             await fake.until(lambda: bool(fake.store.of_job(made["ID"])))
             row = fake.current(made["ID"])
