@@ -406,8 +406,9 @@ async def test_when_one_of_both_sessions_fails_nothing_runs_and_nothing_hangs(
     site.server.decide = lambda _: Behaviour()
     if behaviour.refuse or behaviour.reset:  # else its script can't be told; it gives up by itself
         await site.until_empty()
-    lost_when_both_were_ready = script == wrap.STDERR and 0 in (behaviour.cut_after, behaviour.garbage_after)
+    lost_when_both_were_ready = behaviour.garbage_after == 0 or (script == wrap.STDERR and behaviour.cut_after == 0)
     assert lost_when_both_were_ready or not (site.box.folder / "ran").exists()
+    assert sleepers() == set()
 
 
 @both

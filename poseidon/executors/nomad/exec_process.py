@@ -7,7 +7,6 @@ it is ready, and does nothing until it is told the nonce. So what fails before t
 import secrets
 import signal
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from functools import partial
 from itertools import count
 
@@ -21,6 +20,7 @@ from poseidon.executors.nomad import wrap
 from poseidon.executors.nomad.exec_marks import READY, Mark, Marks
 from poseidon.executors.nomad.exec_output import Output
 from poseidon.executors.nomad.exec_session import Session, open_session
+from poseidon.executors.nomad.exec_side import Side, ask
 from poseidon.executors.nomad.exec_target import ExecTarget
 
 KILL_WITHIN = 4.5
@@ -31,59 +31,11 @@ BOTH_WITHIN = 0.5
 FAREWELL_WITHIN = 0.5
 """Seconds for telling scripts that wait that nothing comes; else they give up after a minute."""
 STARTED_WITHIN = 10.0
-SAID_MOST = 500
 SIGKILL_CODE = 137
 END_OF_FILE = b"\x04"
 QUIT = b"\x1c"
 
 _next_mark = partial(next, count(secrets.randbelow(len(wrap.MARKS))))
-
-
-class Side:
-    """A session as far as its script is concerned: ready, told the nonce, started."""
-
-    def __init__(self) -> None:
-        self.session: Session | None = None
-        self.scope = trio.CancelScope(shield=True)
-        """Only `leave` ends a session: whoever is cancelled has something to tell first."""
-        self.opened = trio.Event()
-        self.over = trio.Event()
-        self.ready = trio.Event()
-        self.started = trio.Event()
-        self.told: tuple[int, ...] = ()
-        """What it said when it was ready."""
-        self.said = bytearray()
-        """What came before anything was to come: why it failed, if it did."""
-
-    async def tell(self, line: bytes) -> None:
-        if self.session:
-            await self.session.send(line + b"\n")
-
-    async def dismiss(self, *, tty: bool) -> None:
-        """Nothing shall run. Returns when it is known to have heard that."""
-        await self.opened.wait()
-        if self.session:
-            await self.session.send_now(b"\n")
-            if not tty:
-                await self.session.close_stdin()
-            await self.over.wait()
-
-    def open(self, session: Session) -> None:
-        self.session = session
-        self.opened.set()
-
-    def note(self, data: bytes) -> None:
-        self.said += data[: SAID_MOST - len(self.said)]
-
-    def release(self) -> None:
-        """Nobody has to wait for it any more."""
-        self.ready.set()
-        self.started.set()
-
-    def end(self) -> None:
-        self.opened.set()
-        self.over.set()
-        self.release()
 
 
 class NomadProcess:
@@ -349,7 +301,7 @@ class NomadProcess:
         if number == signal.SIGQUIT and self._tty and self._main.session and not self._over.is_set():
             await self._main.session.send(QUIT)
         else:
-            await self._aside(wrap.signal_words(self._running, number))
+            await self._ask(wrap.signal_words(self._running, number))
 
     # How it ends
 
@@ -378,7 +330,7 @@ class NomadProcess:
         if not self._running:
             return isinstance(self._failure, AllocationGone)
         try:
-            return await self._aside(wrap.kill_words(self._running)) == (1,)
+            return await self._ask(wrap.kill_words(self._running)) == (1,)
         except AllocationGone:  # and what ran in it
             return True
         except ExecutorError:
@@ -392,26 +344,6 @@ class NomadProcess:
         self._exited(SIGKILL_CODE)
         self._output.end(*Stream)
 
-    async def _aside(self, words: tuple[str, ...]) -> tuple[int, ...]:
-        """Run a script of ours beside the command; the answer is what its mark tells. Raises ExecutorError."""
-        error: ExecutorError = ExecutorUnreachable("Nomad can't be reached for executions")
-        for address in dict.fromkeys((self._address, self._target.url)):
-            try:
-                async with open_session(self._target, address, self._allocation, words, tty=False) as session:
-                    return await _mark_of(session)
-            except AllocationGone:
-                raise
-            except ExecutorError as failed:
-                error = failed
-        raise error
-
-
-async def _mark_of(session: Session) -> tuple[int, ...]:
-    marks = Marks(b"done")
-    while piece := await session.receive():
-        for part in marks.feed(piece[1]):
-            if isinstance(part, Mark):
-                with suppress(ExecutorError):
-                    await session.close_stdin()
-                return part.numbers
-    raise ConnectionLost("a script of ours ended without telling how")
+    async def _ask(self, words: tuple[str, ...]) -> tuple[int, ...]:
+        addresses = dict.fromkeys((self._address, self._target.url))
+        return await ask(self._target, tuple(addresses), self._allocation, words)
