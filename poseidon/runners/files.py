@@ -36,7 +36,10 @@ UPDATE = """\
 failed=0
 remove() { rm -rf -- "$@" || failed=1; }
 for path; do
-  if [[ $path == "./*" ]]; then
+  if [[ $path == "./*" && $PWD == / ]]; then
+    echo "not everything in / is removed" >&2
+    failed=1
+  elif [[ $path == "./*" ]]; then
     found=(./*)
     for ((i = 0; i < ${#found[@]}; i += 500)); do remove "${found[@]:i:500}"; done
   else
@@ -46,7 +49,8 @@ done
 tar --extract --file=- --absolute-names --preserve-permissions || failed=$?
 exit "$failed"
 """
-"""`./*` is everything in the workspace that isn't hidden; in portions, for there may be more than a program takes."""
+"""`./*` is everything in the workspace that isn't hidden; in portions, for there may be more than a program takes.
+Tasks of Nomad's driver raw_exec, and images without a working folder, begin in /: it would be the whole system."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """Files are copied and deleted by programs in the runner, as the contract wants them."""
 
 import stat
+import subprocess
 import sys
 import tarfile
 from collections.abc import AsyncIterator
@@ -275,3 +276,13 @@ def test_paths_are_cleaned(path: str, clean: str) -> None:
 def test_no_file_has_a_nul_in_its_name() -> None:
     with pytest.raises(BadRequest):
         cleaned("a\0b")
+
+
+def test_a_workspace_that_is_the_root_is_not_emptied() -> None:
+    """All programs are replaced by functions, for otherwise a failure of this test would be the end of the machine."""
+    functions = {f"BASH_FUNC_{name}%%": f'() {{ echo "{name} $*"; }}' for name in ("rm", "tar")}
+    words = ["/bin/bash", "-c", files.UPDATE, "poseidon", "./*", "x"]
+    ended = subprocess.run(words, cwd="/", env=functions, capture_output=True, text=True, check=False)
+    assert ended.stdout.splitlines()[0] == "rm -rf -- x"
+    assert "tar --extract" in ended.stdout
+    assert (ended.stderr, ended.returncode) == ("not everything in / is removed\n", 1)
