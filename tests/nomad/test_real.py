@@ -103,8 +103,11 @@ async def open_site(folder: Path) -> AsyncIterator[Site]:
             assert not found, f"the namespace {NAMESPACE} is in use, and would be taken over: {found[:3]}"
             async with open_daemon(folder, **settings()) as daemon, open_client(daemon) as client:
                 site = Site(daemon, client, nomad)
-                yield site
-                await client.http.delete(f"/execution-environments/{ENVIRONMENT}")
+                try:
+                    yield site
+                finally:
+                    with trio.move_on_after(10, shield=True):
+                        await client.http.delete(f"/execution-environments/{ENVIRONMENT}")
             assert await site.jobs() == set()
 
 
