@@ -10,6 +10,7 @@ from contextlib import suppress
 import trio
 from websockets.trio.client import ClientConnection
 
+
 def quiet() -> logging.Logger:
     """For a library whose errors arrive as exceptions: its own words, tracebacks among them, are none for a person."""
     logger = logging.getLogger("poseidon.quiet")
