@@ -73,7 +73,8 @@ def _answer_errors(app: QuartTrio, claims: Claims) -> None:
         if status >= SERVER_ERROR:
             return problem(status, "internal error", "UNKNOWN")
         if isinstance(error, RequestEntityTooLarge):
-            return problem(status, f"the body is larger than {app.config['MAX_CONTENT_LENGTH']} bytes, see {BODY_LIMIT}")
+            limit = app.config["MAX_CONTENT_LENGTH"]
+            return problem(status, f"the body is larger than {limit} bytes, see {BODY_LIMIT}")
         return problem(status, str(error.description), headers=headers)
 
 
