@@ -146,7 +146,7 @@ class Daemon:
         for environment in environments_of(self.config, next(iter(self.shell.dispatchers))):
             await self.shell.environments.put_if_changed(environment)
         supervisor.add("housekeeping", self._keep_house)
-        supervisor.add("watchdog", partial(feed_watchdog, self.notifier, lambda: None))
+        supervisor.add("watchdog", partial(feed_watchdog, self.notifier))
         supervisor.add("status line", self._tell_systemd)
         await self.notifier.ready(self.overview.line())
         log.info("serving", addresses=[_name(each) for each in self.sockets], state=str(self.config.state))

@@ -140,32 +140,16 @@ async def test_a_healthy_daemon_gives_two_signs_of_life_a_period(
     notifier = Notifier(manager.address, 10.0)
     with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
-            await nursery.start(partial(feed_watchdog, notifier, lambda: None))
+            await nursery.start(feed_watchdog, notifier)
             await trio.sleep(21)
             nursery.cancel_scope.cancel()
     assert manager.heard() == ["WATCHDOG=1"] * 5
 
 
-async def test_an_unwell_daemon_gives_none_until_it_is_well(
-    manager: Manager, autojump_clock: trio.testing.MockClock
-) -> None:
-    trouble: list[str | None] = ["the writer is stuck"]
-    with trio.fail_after(60), structlog.testing.capture_logs() as events:
-        async with trio.open_nursery() as nursery:
-            await nursery.start(partial(feed_watchdog, Notifier(manager.address, 10.0), lambda: trouble[-1]))
-            await trio.sleep(11)
-            assert manager.heard() == ["STATUS=unwell: the writer is stuck"]
-            trouble.append(None)
-            await trio.sleep(5)
-            nursery.cancel_scope.cancel()
-    assert manager.heard() == ["WATCHDOG=1"]
-    assert [event["reason"] for event in events] == ["the writer is stuck"]
-
-
 async def test_without_a_watchdog_nobody_is_fed(manager: Manager, autojump_clock: trio.testing.MockClock) -> None:
     with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
-            await nursery.start(partial(feed_watchdog, Notifier(manager.address), lambda: None))
+            await nursery.start(feed_watchdog, Notifier(manager.address))
             await trio.sleep(30)
             nursery.cancel_scope.cancel()
     assert manager.heard() == []

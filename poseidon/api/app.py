@@ -4,7 +4,7 @@ import structlog
 import trio
 from quart import Response, g, has_websocket_context, request, websocket
 from quart_trio import QuartTrio
-from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound
+from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound, RequestEntityTooLarge
 from werkzeug.routing import BaseConverter
 
 from poseidon.api.answers import empty, problem
@@ -21,6 +21,7 @@ from poseidon.errors import ExecutorError, Overloaded, PoseidonError, RunnerGone
 log = structlog.get_logger(__name__)
 
 SERVER_ERROR = 500
+BODY_LIMIT = "server.max_body_mb"
 
 
 def create_app(parts: Parts, settings: ApiSettings) -> QuartTrio:
@@ -71,6 +72,9 @@ def _answer_errors(app: QuartTrio, claims: Claims) -> None:
         headers = {"Allow": ", ".join(sorted(error.valid_methods or ()))} if isinstance(error, MethodNotAllowed) else {}
         if status >= SERVER_ERROR:
             return problem(status, "internal error", "UNKNOWN")
+        if isinstance(error, RequestEntityTooLarge):
+            limit = app.config["MAX_CONTENT_LENGTH"]
+            return problem(status, f"the body is larger than {limit} bytes, see {BODY_LIMIT}")
         return problem(status, str(error.description), headers=headers)
 
 

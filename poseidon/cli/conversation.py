@@ -13,6 +13,7 @@ from websockets.trio.client import ClientConnection, connect
 from websockets.typing import Subprotocol
 
 from poseidon.cli import wire
+from poseidon.cli.duplex import DuplexConnection, quiet
 from poseidon.cli.escape import Escape
 from poseidon.cli.failures import BROKEN_PIPE, INTERRUPTED, RUN_FAILED, TIME_LIMIT, CommandFailed
 from poseidon.cli.terminal import STDERR, STDOUT, Terminal
@@ -213,4 +214,6 @@ def connection(url: str, token: str) -> connect:
         open_timeout=10,
         close_timeout=1,
         max_size=LARGEST,
+        create_connection=DuplexConnection,
+        logger=quiet(),
     )

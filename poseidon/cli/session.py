@@ -16,7 +16,7 @@ from poseidon.cli.terminal import Terminal
 from poseidon.cli.timings import Timings
 from poseidon.errors import PoseidonError
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGWINCH, signal.SIGCONT)
+SIGNALS = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP, signal.SIGWINCH, signal.SIGCONT)
 DAY = 24 * 3600
 """Without a time limit a runner that we can no longer release is kept for so long."""
 MARGIN = 60

@@ -26,7 +26,7 @@ from poseidon.core.events import (
     Stopped,
 )
 from poseidon.core.model import Environment, EnvironmentId, JobId, Reason
-from poseidon.errors import ExecutorError, ExecutorUnreachable, PlacementFailed, StoreError
+from poseidon.errors import ExecutorError, ExecutorUnreachable, PlacementFailed, PoseidonError, StoreError, Unsupported
 from poseidon.executors.base import KeepsRecords
 from poseidon.runners.delays import Delays
 from poseidon.runners.dispatcher import Dispatcher, Ticket
@@ -56,7 +56,7 @@ class Carrier:
         dispatcher: Dispatcher,
         reads: Reads,
         find: Callable[[EnvironmentId], Environment | None],
-        failed: Callable[[EnvironmentId, ExecutorError], None],
+        failed: Callable[[EnvironmentId, PoseidonError], None],
         *,
         concurrency: int,
     ) -> None:
@@ -149,7 +149,7 @@ class Carrier:
             return
         try:
             index = await self._repeat("start", job, partial(self._executor.start, job, environment), wanted)
-        except ExecutorError as error:
+        except (ExecutorError, Unsupported) as error:  # an image, say, may have vanished since the PUT
             log.warning("start failed", job_id=job, environment_id=known.environment, error=error.message)
             refused = isinstance(error, PlacementFailed)
             self._dispatcher.handle(Stop(job, Reason.PLACEMENT_FAILED if refused else Reason.FAILED))
@@ -213,7 +213,7 @@ class Carrier:
             try:
                 with trio.fail_after(ANSWER_WITHIN):
                     return await request()
-            except (ExecutorUnreachable, trio.TooSlowError) as error:
+            except (ExecutorUnreachable, StoreError, trio.TooSlowError) as error:
                 log.warning("request not answered", request=what, job_id=job, error=str(error))
             await trio.sleep(delays.next())
         return None

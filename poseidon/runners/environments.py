@@ -13,7 +13,7 @@ from sqlalchemy import Connection
 from poseidon.core.events import Stop
 from poseidon.core.model import Environment, EnvironmentId, Reason, Runner
 from poseidon.core.pool import survey
-from poseidon.errors import BadRequest, EnvironmentNotFound, ExecutorError, ExecutorUnreachable
+from poseidon.errors import BadRequest, EnvironmentNotFound, ExecutorUnreachable, PoseidonError
 from poseidon.executors.base import KeepsTemplates
 from poseidon.runners.carrier import Carrier
 from poseidon.runners.dispatcher import Dispatcher
@@ -245,7 +245,7 @@ class Environments:
         for refresher in self._refreshers.values():
             refresher.wake()
 
-    def start_failed(self, environment: EnvironmentId, error: ExecutorError) -> None:
+    def start_failed(self, environment: EnvironmentId, error: PoseidonError) -> None:
         """A start of this environment found no room."""
         refresher = self._refreshers.get(environment)
         if refresher is not None:

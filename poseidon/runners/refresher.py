@@ -10,7 +10,7 @@ import trio
 from poseidon.core.events import Stop
 from poseidon.core.model import Environment, EnvironmentId, JobId, Phase, Reason, Runner
 from poseidon.core.pool import BackOff, plan, survey
-from poseidon.errors import ExecutorError
+from poseidon.errors import PoseidonError
 from poseidon.runners.carrier import Carrier
 from poseidon.runners.dispatcher import Dispatcher
 
@@ -56,7 +56,7 @@ class Refresher:
         """Something has changed: look again."""
         self._woken.set()
 
-    def start_failed(self, error: ExecutorError) -> None:
+    def start_failed(self, error: PoseidonError) -> None:
         """A start found no room, or nothing became of it."""
         self._fail(error.message)
         self._crowded = True

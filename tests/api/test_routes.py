@@ -351,7 +351,7 @@ async def test_a_body_above_the_limit_is_413(tmp_path: Path) -> None:
         await service.put(1)
         runner = await service.claim()
         answer = await service.patch(runner, {"x": bytes(200_000)})
-        assert await message_of(answer, 413)
+        assert await message_of(answer, 413) == "the body is larger than 100000 bytes, see server.max_body_mb"
         assert (await service.patch(runner, {"x": bytes(50_000)})).status_code == 204
 
 

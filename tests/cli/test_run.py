@@ -223,7 +223,7 @@ def test_the_second_ctrl_c_leaves(process: Start, daemon: FakeDaemon) -> None:
     assert not daemon.runners
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
 def test_a_signal_that_ends_us_releases_the_runner(process: Start, daemon: FakeDaemon, number: signal.Signals) -> None:
     run = process("run", "--", "echo ready; sleep 30")
     assert run.stdout.readline() == b"ready\n"

@@ -21,7 +21,7 @@ from poseidon.core.model import (
     Listing,
     Value,
 )
-from poseidon.errors import AllocationGone, ExecutorError, ExecutorUnreachable, Unsupported
+from poseidon.errors import AllocationGone, ExecutorUnreachable, PoseidonError, Unsupported
 from poseidon.executors.base import Ability, Batch, LookedUp, Process
 
 
@@ -36,7 +36,7 @@ class ScriptedExecutor:
     held: bool = False
     """New jobs stay pending until `run`."""
     reachable: bool = True
-    refusal: ExecutorError | None = None
+    refusal: PoseidonError | None = None
     """What starts raise."""
     silent: bool = False
     """Followers are told nothing."""

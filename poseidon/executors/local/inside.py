@@ -357,7 +357,8 @@ class Connection:
                 os.write(self.stop, self.stop_text)
             except OSError:
                 pass
-            return pids_of(self.procs), True
+            # The main process is named besides, as it may not have entered its cgroup yet.
+            return pids_of(self.procs) | ({self.main} if self.running else set()), True
         processes = Processes()
         everything = set(processes.parents)
         others: set[int] = set()
@@ -401,8 +402,11 @@ def send_signal(pid: int, number: int) -> None:
 def pids_of(procs: int) -> set[int]:
     """The pids in a cgroup, by its open list."""
     # Opened anew: cgroup v1 answers a second read of the same open file from a cache that is up to a second old.
-    descriptor = os.open("/proc/self/fd/%d" % procs, os.O_RDONLY | os.O_CLOEXEC)
     data = b""
+    try:
+        descriptor = os.open("/proc/self/fd/%d" % procs, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return set()  # the cgroup has been removed
     try:
         while True:
             more = os.read(descriptor, 65536)
@@ -410,7 +414,7 @@ def pids_of(procs: int) -> set[int]:
                 break
             data += more
     except OSError:
-        pass  # the cgroup has been removed
+        pass  # it is being removed
     finally:
         os.close(descriptor)
     return {int(pid) for pid in data.split()} - {0, 1}
