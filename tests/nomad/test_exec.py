@@ -12,6 +12,7 @@ import trio
 from poseidon.core.command import Command
 from poseidon.errors import BadRequest
 from tests.fakes.nomad_exec import Behaviour
+from tests.fakes.nomad_exec_boxes import Command as BoxCommand
 from tests.nomad.exec_site import Result, Site, drain, open_site, read_until
 
 FLAKY = Behaviour(lose_exit=1.0, lose_close=0.5)
@@ -91,6 +92,26 @@ async def test_an_exit_comes_though_stdin_is_never_closed(site: Site) -> None:
     async with site.open(Command("echo out", tty=False)) as process:
         assert await drain(process) == (b"out\n", b"")
         assert (await process.wait()).code == 0
+
+
+@both
+async def test_a_session_is_over_soon_after_its_command_though_stdin_was_never_closed(site: Site) -> None:
+    async with site.open(Command("true", tty=False)) as process:
+        await process.wait()
+        while site.server.open:
+            await trio.sleep(0.005)
+
+
+@both
+@with_and_without_tty
+async def test_what_is_said_before_the_command_runs_is_none_of_its_output(
+    site: Site, tmp_path: Path, tty: bool
+) -> None:
+    noise = tmp_path / "noise"
+    noise.write_text("echo noise; echo noise >&2\n")
+    site.box.environment["BASH_ENV"] = str(noise)
+    async with site.open(Command(argv=("true",), tty=tty)) as process:
+        assert await drain(process) == (b"", b"")
 
 
 @both
@@ -199,6 +220,13 @@ async def test_a_size_is_told_again_once_the_command_runs(site: Site, tmp_path: 
     line = "while [[ $(stty size) != '40 120' ]]; do sleep 0.01; done; echo resized"
     async with site.open(Command(line, environment={"PATH": os.environ["PATH"]}, rows=40, columns=120)) as process:
         await read_until(process, "resized")
+
+
+@both
+async def test_a_terminal_has_its_size_before_nomad_passes_it_on(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BoxCommand, "resize", lambda *_: None)
+    async with site.open(Command("stty size", rows=40, columns=120)) as process:
+        assert await drain(process) == (b"40 120\r\n", b"")
 
 
 @both

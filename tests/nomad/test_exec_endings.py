@@ -15,6 +15,7 @@ from poseidon.errors import AllocationGone, ConnectionLost, ExecutorError, Execu
 from poseidon.executors.base import Stream
 from poseidon.executors.nomad import wrap
 from poseidon.executors.nomad.exec import ExecTarget, open_exec
+from poseidon.executors.nomad.exec_side import Side
 from tests.fakes.nomad_exec import Behaviour, Head, open_exec_server
 from tests.nomad.exec_site import PATIENCE, Site, allocation_of, drain, open_site, read_until
 
@@ -121,6 +122,20 @@ async def test_a_process_that_may_be_ours_makes_a_kill_uncertain(site: Site) -> 
 
 
 @docker
+@pytest.mark.parametrize(("line", "certain"), [("setsid sleep 61 &", True), ("(setsid sleep 61 &);", False)])
+async def test_where_no_mark_can_be_set_sessions_and_parents_tell(
+    site: Site, line: str, certain: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wrap, "MARKS", range(-9, -1))
+    async with site.open(Command(f"{line} (sleep 63 &); echo ready; sleep 60; true", tty=False)) as process:
+        await read_until(process, "ready")
+        while sleepers() != {"61", "63"}:
+            await trio.sleep(0.005)
+        assert await process.kill() is certain
+        assert sleepers() == (set() if certain else {"61"})
+
+
+@docker
 async def test_a_process_that_cant_be_ours_doesnt(site: Site) -> None:
     async with site.open(Command("echo ready; sleep 63", tty=False)) as process:
         await read_until(process, "ready")
@@ -133,13 +148,11 @@ async def test_a_process_that_cant_be_ours_doesnt(site: Site) -> None:
 
 @docker
 async def test_no_name_hides_a_process(site: Site) -> None:
-    rename = (
-        r"printf 'x) Z 1\n1 (y' > /proc/self/comm; sleep 0.05; (setsid env -i sleep 61 &); echo ready; sleep 63; true"
-    )
-    async with site.open(Command(rename, tty=False)) as process:
+    program = "import time\nopen('/proc/self/comm', 'w').write('x) Z 1\\n1 (y')\nprint('ready', flush=True)\n"
+    async with site.open(Command(argv=("python3", "-c", program + "time.sleep(60)"), tty=False)) as process:
         await read_until(process, "ready")
         assert await process.kill()
-        assert sleepers() == set()
+        await site.until_empty()
 
 
 @both
@@ -191,6 +204,17 @@ async def test_leaving_doesnt_kill_and_doesnt_wait(site: Site) -> None:
     assert trio.current_time() - began < 0.5
     while sleepers() != {"63"}:
         await trio.sleep(0.005)
+
+
+@both
+async def test_a_signal_is_for_the_foreground_alone(site: Site) -> None:
+    async with site.open(Command("setsid sleep 61 & echo ready; exec sleep 63")) as process:
+        await read_until(process, "ready")
+        while sleepers() != {"61", "63"}:
+            await trio.sleep(0.005)
+        await process.signal(signal.SIGTERM)
+        assert (await process.wait()).code == 143
+        assert sleepers() == {"61"}
 
 
 # Cut off
@@ -425,6 +449,25 @@ async def test_a_start_that_is_cancelled_runs_nothing_unseen(site: Site, tty: bo
         if not entered:
             await site.until_empty()
             assert not (site.box.folder / "ran").exists()
+
+
+@both
+async def test_once_the_nonce_is_told_a_cancelled_start_is_seen_to(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = Side.tell
+
+    async def tell(side: Side, line: bytes) -> None:
+        await original(side, line)
+        scope.cancel()
+
+    monkeypatch.setattr(Side, "tell", tell)
+    entered = False
+    with trio.CancelScope() as scope:
+        async with site.open(Command("sleep 63; true", tty=False)) as process:
+            entered = True
+            with trio.CancelScope(shield=True):
+                assert await process.kill()
+    assert entered
+    assert sleepers() == set()
 
 
 @both
