@@ -60,7 +60,8 @@ def main(config: Config, *, stop_runners: bool = False) -> int:
     try:
         trio.run(partial(run, config, stop_runners=stop_runners))
     except* PoseidonError as group:
-        status = _report(group)
+        _report(group)
+        status = 1
     return status
 
 
@@ -239,14 +240,11 @@ def _name(bound: socket.socket) -> str:
     return f"{where[0]}:{where[1]}" if isinstance(where, tuple) else str(where)
 
 
-def _report(group: BaseExceptionGroup[PoseidonError]) -> int:
+def _report(group: BaseExceptionGroup[PoseidonError]) -> None:
     """Tell a person why the daemon ended, without a traceback."""
-    status = 1
     for error in _leaves(group):
         log.critical("ended", reason=error.message)
         print(f"poseidon: {error.message}", file=sys.stderr)  # noqa: T201
-        status = 2 if isinstance(error, ConfigError) else status
-    return status
 
 
 def _leaves(group: BaseExceptionGroup[PoseidonError]) -> list[PoseidonError]:
