@@ -128,6 +128,7 @@ class Environments:
 
     async def remove(self, environment: EnvironmentId) -> None:
         """Delete it, and destroy all its runners, used ones too. Raises EnvironmentNotFound, StoreError."""
+        self.get(environment)  # first: whoever asks for ids that don't exist makes no locks
         async with self._locks[environment]:
             known = self.get(environment)
             with trio.CancelScope(shield=True):
