@@ -35,7 +35,7 @@ from poseidon.runners.executions import Executions, open_executions
 from poseidon.runners.files import Files
 from poseidon.runners.overview import Overview
 from poseidon.store.ledger import StoreLedger
-from poseidon.store.retention import Ages, prune
+from poseidon.store.retention import Ages, keep_house
 from poseidon.store.store import Store, open_store
 from poseidon.supervisor import open_supervisor
 from poseidon.telemetry.logging import setup_logging
@@ -48,7 +48,6 @@ LAST_ANSWERS = 5.0
 """Seconds that requests under way have at the end, when the executions are over."""
 STOP_RUNNERS_WITHIN = 30.0
 """Seconds for `--stop-runners` until the executors have proven that all are gone."""
-PRUNE_INTERVAL = 3600.0
 STATUS_INTERVAL = 10.0
 DAY = 86400.0
 
@@ -62,7 +61,8 @@ def main(config: Config, *, stop_runners: bool = False) -> int:
     try:
         trio.run(partial(run, config, stop_runners=stop_runners))
     except* PoseidonError as group:
-        status = _report(group)
+        _report(group)
+        status = 1
     return status
 
 
@@ -145,7 +145,9 @@ class Daemon:
         await self.shell.run()
         for environment in environments_of(self.config, next(iter(self.shell.dispatchers))):
             await self.shell.environments.put_if_changed(environment)
-        supervisor.add("housekeeping", self._keep_house)
+        kept = self.config.store.retention_days * DAY
+        ages = Ages(kept, kept, kept)
+        supervisor.add("housekeeping", partial(keep_house, self.shell.store, ages, self.shell.clock.now))
         supervisor.add("watchdog", partial(feed_watchdog, self.notifier))
         supervisor.add("status line", self._tell_systemd)
         await self.notifier.ready(self.overview.line())
@@ -183,16 +185,6 @@ class Daemon:
         limits = ServerLimits(body=config.max_body_mb * 1024 * 1024, stall=config.stall_timeout)
         ours = [each.dup() for each in self.sockets]  # a server closes its sockets, also when it crashes
         await serve(app, ours, limits, shutdown=self.server_stops, grace=LAST_ANSWERS, task_status=task_status)
-
-    async def _keep_house(self, *, task_status: trio.TaskStatus[None]) -> None:
-        """Prune what has been over for long."""
-        task_status.started()
-        kept = self.config.store.retention_days * DAY
-        while True:
-            pruned = await prune(self.shell.store, Ages(kept, kept, kept), self.shell.clock.now())
-            if pruned:
-                log.info("old records pruned", rows=pruned)
-            await trio.sleep(PRUNE_INTERVAL)
 
     async def _tell_systemd(self, *, task_status: trio.TaskStatus[None]) -> None:
         task_status.started()
@@ -266,14 +258,11 @@ def _name(bound: socket.socket) -> str:
     return f"{where[0]}:{where[1]}" if isinstance(where, tuple) else str(where)
 
 
-def _report(group: BaseExceptionGroup[PoseidonError]) -> int:
+def _report(group: BaseExceptionGroup[PoseidonError]) -> None:
     """Tell a person why the daemon ended, without a traceback."""
-    status = 1
     for error in _leaves(group):
         log.critical("ended", reason=error.message)
         print(f"poseidon: {error.message}", file=sys.stderr)  # noqa: T201
-        status = 2 if isinstance(error, ConfigError) else status
-    return status
 
 
 def _leaves(group: BaseExceptionGroup[PoseidonError]) -> list[PoseidonError]:

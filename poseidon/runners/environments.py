@@ -215,6 +215,7 @@ class Environments:
 
         Raises EnvironmentNotFound, StoreError; ExecutorUnreachable if its template can't be removed, for that would
         bring it back."""
+        self.get(environment)  # first: whoever asks for ids that don't exist makes no locks
         async with self._locks[environment]:
             known = self.get(environment)
             await self._remove_template(known)

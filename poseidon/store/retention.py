@@ -5,17 +5,23 @@ may still come back (its allocation is spent), a stop that isn't proven yet, and
 """
 # ruff: noqa: S608 – the statements are put together from constants
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import structlog
+import trio
 from sqlalchemy import Connection
 
+from poseidon.errors import StoreError
 from poseidon.store.environments import UNUSED
 from poseidon.store.statements import run, select
 from poseidon.store.store import Store
 from poseidon.store.times import to_text
 
+log = structlog.get_logger(__name__)
+
+INTERVAL = 3600.0
 BATCH = 200
 """Rows of a table in one transaction: a few milliseconds."""
 
@@ -61,6 +67,25 @@ STEPS: Sequence[tuple[str, tuple[str, ...]]] = (
     (OLD_ENVIRONMENTS, ("DELETE FROM environments WHERE id = :id",)),
 )
 """What to look for, and what to do with each id; those who refer before those who are referred to."""
+
+
+async def keep_house(
+    store: Store,
+    ages: Ages,
+    now: Callable[[], float],
+    *,
+    interval: float = INTERVAL,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """The service that prunes for ever. A disk that refuses to write is told elsewhere, and no reason to crash."""
+    task_status.started()
+    while True:
+        try:
+            if pruned := await prune(store, ages, now()):
+                log.info("old records pruned", rows=pruned)
+        except StoreError as error:
+            log.warning("old records not pruned", error=error.message)
+        await trio.sleep(interval)
 
 
 async def prune(store: Store, ages: Ages, now: float, *, batch: int = BATCH) -> int:

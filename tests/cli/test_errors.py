@@ -1,6 +1,10 @@
 """What goes wrong is one line on stderr, with an exit code that scripts can use, and never a traceback."""
 
+import os
+import signal
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -8,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
+import poseidon as poseidon_package
 from poseidon.cli import main as main_module
 from poseidon.cli import status as status_module
-from tests.cli.conftest import Result
+from tests.cli.conftest import PATIENCE, Result
 from tests.cli.fake_daemon import FakeDaemon
 
 Poseidon = Callable[..., Result]
@@ -34,6 +39,21 @@ def check_told(result: Result, *parts: str, code: int) -> None:
     assert "Traceback" not in result.err
     for part in parts:
         assert part in result.err
+
+
+def test_ctrl_c_while_it_is_being_loaded_ends_it_without_a_word(tmp_path: Path) -> None:
+    (tmp_path / "click.py").write_text("import time\nprint('loading', flush=True)\ntime.sleep(30)\n")
+    with subprocess.Popen(
+        [sys.executable, "-m", "poseidon", "status"],
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{Path(poseidon_package.__file__).parents[1]}"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"loading\n"
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=PATIENCE) == (b"", b"")
+    assert process.returncode == -signal.SIGINT
 
 
 @contextmanager

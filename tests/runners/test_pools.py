@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from poseidon.core.model import ClientStatus, Phase, Reason, Runner
+from poseidon.core.model import ClientStatus, EnvironmentId, Phase, Reason, Runner
 from poseidon.errors import (
     BadRequest,
     EnvironmentNotFound,
@@ -122,6 +122,14 @@ async def test_what_the_executor_cannot_do_is_refused_and_changes_nothing(tmp_pa
         assert not rig.shell.environments.get(ONE).network_access
         with pytest.raises(BadRequest, match="not enabled"):
             await rig.put(1, executor="nomad")
+
+
+async def test_removing_what_was_never_there_leaves_nothing_behind(tmp_path: Path) -> None:
+    async with open_rig(tmp_path) as rig:
+        for number in range(10):
+            with pytest.raises(EnvironmentNotFound):
+                await rig.shell.environments.remove(EnvironmentId(number))
+        assert not rig.shell.environments._locks
 
 
 async def test_unanswered_starts_are_repeated_until_they_are(tmp_path: Path) -> None:

@@ -11,10 +11,14 @@ import trio
 from sqlalchemy import Connection
 from structlog.types import EventDict
 
+from poseidon.core.model import Changes, RunnerId
 from poseidon.errors import StoreError
 from poseidon.store import writer
 from poseidon.store.backup import check
+from poseidon.store.queries import save_changes
+from poseidon.store.retention import Ages, keep_house
 from poseidon.store.store import Store, open_store
+from tests.store.values import NOW, transition
 
 PAGE = 4096
 BIG = "x" * 20 * PAGE
@@ -100,6 +104,23 @@ async def test_closing_tells_what_could_not_be_saved(path: Path, monkeypatch: py
             await store.write(partial(limit, pages=1))
             store.submit(partial(put, key="big", value=BIG))
             store.submit(partial(put, key="after"))
+
+
+async def test_pruning_goes_on_when_there_is_room_again(full: Store, logged: list[EventDict]) -> None:
+    await full.write(
+        partial(save_changes, executor="local", changes=Changes(transitions=(transition(RunnerId("1-a")),)), at=NOW)
+    )
+    full.submit(partial(put, key="big", value=BIG))
+    ages = Ages(runners=1, executions=1, transitions=1)
+    with trio.fail_after(10):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(partial(keep_house, full, ages, lambda: NOW + 100, interval=0.01))
+            while "old records not pruned" not in [entry["event"] for entry in logged]:
+                await trio.sleep(0.005)
+            make_room(full)
+            while "old records pruned" not in [entry["event"] for entry in logged]:
+                await trio.sleep(0.005)
+            nursery.cancel_scope.cancel()
 
 
 @pytest.fixture
