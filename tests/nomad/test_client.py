@@ -1,7 +1,9 @@
 """Short requests: typed answers, bounded, and each failure told as what it is, without a secret."""
 
+import gc
 import re
 import ssl
+import warnings
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -207,6 +209,23 @@ async def test_no_more_requests_than_allowed_are_under_way() -> None:
             nursery.start_soon(client.get, "/v1/jobs", STUBS)
     assert most == 3
     assert nomad.connections <= 3
+
+
+async def test_a_request_that_is_given_up_while_it_is_sent_leaves_nothing_to_clean_up() -> None:
+    async def never_read(_stream: trio.SocketStream) -> None:
+        await trio.sleep_forever()
+
+    with trio.fail_after(20), warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        async with trio.open_nursery() as nursery:
+            [listener] = await nursery.start(partial(trio.serve_tcp, never_read, 0, host="127.0.0.1"))
+            url = f"http://127.0.0.1:{listener.socket.getsockname()[1]}"
+            async with open_client(NomadSettings(address=url, request_timeout=0.1)) as client:
+                with pytest.raises(ExecutorUnreachable, match="in time"):
+                    await client.put("/v1/jobs", {"filler": "x" * 20_000_000}, REGISTERED)
+                gc.collect()
+            nursery.cancel_scope.cancel()
+    assert [str(each.message) for each in warned] == []
 
 
 async def test_requests_cancelled_at_any_moment_never_block_later_ones() -> None:

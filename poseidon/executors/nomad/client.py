@@ -55,6 +55,24 @@ class Conflict(Refused):
     """The job isn't as it was taken to be."""
 
 
+class _Body(httpx.AsyncByteStream):
+    """What a request sends. httpx's own is an async generator, which a connection that breaks, or a cancellation,
+    leaves suspended: it would only be closed when it is garbage, with a warning."""
+
+    def __init__(self, data: bytes | None) -> None:
+        self._data = data
+        self._parts: Iterator[bytes] = iter(())
+
+    def __aiter__(self) -> "_Body":
+        self._parts = iter([self._data] if self._data else [])
+        return self
+
+    async def __anext__(self) -> bytes:
+        for part in self._parts:
+            return part
+        raise StopAsyncIteration
+
+
 class Client:
     """One cluster."""
 
@@ -112,9 +130,11 @@ class Client:
         # httpx's own limit loses a place for ever with some requests that are cancelled (encode/httpcore#1093)
         async with self._limiter:
             with self._errors(), trio.fail_after(within):
-                response = await self._http.request(
+                request = self._http.build_request(
                     method, path, params={**query, **self._scope}, content=body, headers=_content(body)
                 )
+                request.stream = _Body(body)
+                response = await self._http.send(request)
         self._check(response)
         return response
 
