@@ -192,6 +192,9 @@ class _Session:
         words = self._head.words
         if self._docker:
             await trio.sleep(self._behaviour.start_delay)
+        if not self._box.running:  # it has ended meanwhile
+            await self._wire.close(1008, f'task "{self._box.task}" is not running.')
+            return False
         if not shutil.which(words[0]):
             return await self._not_found(words[0])
         self._command = self._box.run(words, tty=self._tty)

@@ -61,7 +61,7 @@ class Box:
         command = ("unshare", *user, "--fork", "--pid", "--mount-proc", "--kill-child", "sleep", "infinity")
         self._first = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=self.environment)
         children = Path(f"/proc/{self._first.pid}/task/{self._first.pid}/children")
-        with trio.fail_after(10):
+        with trio.fail_after(10), suppress(FileNotFoundError, ProcessLookupError):  # it is stopped meanwhile
             while not (found := children.read_text().split()):
                 await trio.sleep(0.002)
             self.init = int(found[0])
@@ -92,7 +92,8 @@ class Box:
         self.running = False
         if self._first:
             with suppress(ProcessLookupError):
-                os.kill(self.init, signal.SIGKILL)
+                if self.init:  # 0 would be everybody in our process group, ourselves included
+                    os.kill(self.init, signal.SIGKILL)
             self._first.kill()
             self._first.wait()
         while left := list(labelled(self.id)):

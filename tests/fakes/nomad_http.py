@@ -164,7 +164,7 @@ class Server:
     def stop(self, *, abruptly: bool = True) -> None:
         """Stop listening and break off all connections: by RST, or by a FIN."""
         for stream in list(self.connections):
-            if abruptly:
+            if abruptly and stream.socket.fileno() >= 0:  # it may just be closing
                 stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.listening = False
         if self._scope is not None:
