@@ -15,7 +15,7 @@ import pytest
 import trio
 
 from poseidon.core.command import Command
-from poseidon.core.model import EnvironmentId, Phase, Reason, Runner
+from poseidon.core.model import EnvironmentId, Phase, Reason, Runner, RunnerId
 from poseidon.core.pool import BackOff
 from poseidon.errors import Overloaded, RunnerGone
 from poseidon.executors.base import Stream
@@ -93,6 +93,12 @@ class Daemon:
 
     rig: Rig
     executions: Executions
+    gone: dict[RunnerId, float] = field(default_factory=dict)
+    """When each runner's end became known; not by what tells executions of it."""
+
+    def note(self, runner: Runner) -> None:
+        if runner.phase is Phase.GONE:
+            self.gone[runner.id] = trio.current_time()
 
     def crashes(self) -> list[str]:
         """Services that have crashed: trouble in the cluster is none in the daemon."""
@@ -107,7 +113,9 @@ async def open_daemon(fake: NomadFake, folder: Path) -> AsyncIterator[Daemon]:
         open_rig(folder, executor, claim_wait=1.0) as rig,  # type: ignore[arg-type]
         open_executions(rig.shell.claims, rig.store, rig.shell.clock.now, expiry=60) as executions,
     ):
-        yield Daemon(rig, executions)
+        daemon = Daemon(rig, executions)
+        rig.shell.dispatchers[executor.name].on_runner.append(daemon.note)
+        yield daemon
 
 
 async def put_environments(daemon: Daemon) -> None:
@@ -209,21 +217,30 @@ class Client:
         mark = f"{self.number}-{runner.id}"
         line = f'if test -e taken && test "$(cat taken)" != {mark}; then exit {FOREIGN}; fi; echo {mark} > taken'
         stays = self.random.random() < 0.6
-        ear, news = Ear(), list[float]()
+        ear = Ear()
         command = Command(f"{line}; sleep 20" if stays else line, tty=self.random.random() < 0.3)
         id = await daemon.executions.create(runner.id, command)
-        with daemon.rig.shell.claims.on_end(runner.id, lambda _: news.append(trio.current_time())):
-            with trio.move_on_after(self.random.uniform(0.1, 1)):
-                await daemon.executions.run(runner.id, id, ear)
-        if ear.outcome is not None:
-            self._judge(runner, ear.outcome, ear.ended_at, news)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._lose_patience, daemon, runner, nursery.cancel_scope)
+            await daemon.executions.run(runner.id, id, ear)
+            nursery.cancel_scope.cancel(reason="it has ended")
+        self._judge(runner, ear, daemon.gone.get(runner.id))
 
-    def _judge(self, runner: Runner, outcome: Outcome, at: float, news: list[float]) -> None:
-        self.ledger.outcomes[outcome.ending] += 1
-        if outcome.code == FOREIGN:
-            self.ledger.wrongs.append(f"client {self.number} found another one's traces in {runner.id}")
-        if news and at - news[0] > PROMPT:
-            self.ledger.wrongs.append(f"an execution in {runner.id} outlived it by {at - news[0]:.2f} s")
+    async def _lose_patience(self, daemon: Daemon, runner: Runner, listening: trio.CancelScope) -> None:
+        """Hang up after a while; not before an execution should have ended whose runner is gone."""
+        await trio.sleep(self.random.uniform(0.1, 1))
+        while (gone := daemon.gone.get(runner.id)) is not None and trio.current_time() < gone + 1.1 * PROMPT:
+            await trio.sleep(0.02)
+        listening.cancel(reason="it takes too long")
+
+    def _judge(self, runner: Runner, ear: Ear, gone: float | None) -> None:
+        ended = trio.current_time() if ear.outcome is None else ear.ended_at
+        if gone is not None and ended - gone > PROMPT:
+            self.ledger.wrongs.append(f"an execution in {runner.id} outlived it by {ended - gone:.2f} s")
+        if ear.outcome is not None:
+            self.ledger.outcomes[ear.outcome.ending] += 1
+            if ear.outcome.code == FOREIGN:
+                self.ledger.wrongs.append(f"client {self.number} found another one's traces in {runner.id}")
 
     async def _mourn(self, daemon: Daemon) -> None:
         """Its runner is gone: the answer must say why, and the runner must be out of reach."""
