@@ -46,8 +46,8 @@ bench: $(STAMP) ## Measure; prints each figure beside its bare reference, and wr
 mutants: $(STAMP) ## Plant known faults in the core; each must be caught by a test
 	@$(BIN)/python -m tests.mutants
 
-nightly: $(STAMP) ## The long property tests
-	@$(BIN)/python -m pytest tests/core --hypothesis-profile=nightly $(PYTEST_ARGS)
+nightly: $(STAMP) ## The long property tests, and 200 rounds of chaos in a cluster
+	@POSEIDON_TEST_CHAOS_ROUNDS=200 $(BIN)/python -m pytest tests/core tests/nomad/test_chaos.py --hypothesis-profile=nightly $(PYTEST_ARGS)
 
 lock: ## Resolve the development dependencies anew
 	@$(BIN)/python -m pip install --quiet uv

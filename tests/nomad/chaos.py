@@ -5,7 +5,7 @@ What the clients remember is the measure: nothing of it is read back from the da
 
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -222,7 +222,8 @@ class Client:
         id = await daemon.executions.create(runner.id, command)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._lose_patience, daemon, runner, nursery.cancel_scope)
-            await daemon.executions.run(runner.id, id, ear)
+            with suppress(RunnerGone):  # the next that it wants of its runner tells it
+                await daemon.executions.run(runner.id, id, ear)
             nursery.cancel_scope.cancel(reason="it has ended")
         self._judge(runner, ear, daemon.gone.get(runner.id))
 

@@ -38,10 +38,10 @@ async def test_no_trouble_gives_a_runner_to_two_clients_or_loses_one(
             async with open_daemon(fake, tmp_path) as daemon:
                 await _serve(daemon, clients)
                 await storm.end()
+                assert ledger.twice() == []
                 await Quiet(fake, daemon, clients).reached(within=12)
                 for client in clients:
                     await client.look_back(daemon)
-    print(dict(ledger.fates), dict(ledger.outcomes), len(ledger.given))
     assert ledger.twice() + ledger.wrongs == []
     assert len(ledger.given) > CLIENTS
 
