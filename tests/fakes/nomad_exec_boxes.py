@@ -52,6 +52,9 @@ class Box:
         self._nursery = nursery
         self._first: subprocess.Popen[bytes] | None = None
         self.init = 0
+        self._commands: list[Command] = []
+        self._fifos: set[Path] = set()
+        """A box shares its /tmp with all others, and what would remove them there is killed with it."""
 
     async def begin(self) -> None:
         """Docker: make the namespace."""
@@ -79,7 +82,9 @@ class Box:
 
     def run(self, words: list[str], *, tty: bool) -> "Command":
         """Begin to run *words*."""
+        self._fifos |= {Path(word) for word in words if word.endswith(".fifo")}
         command = Command(self, words, tty=tty)
+        self._commands.append(command)
         self._nursery.start_soon(command.live)
         return command
 
@@ -96,10 +101,14 @@ class Box:
                     os.kill(self.init, signal.SIGKILL)
             self._first.kill()
             self._first.wait()
+        for command in self._commands:  # one that has only just begun has no label yet
+            command.kill()
         while left := list(labelled(self.id)):
             for pid in left:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
+        for fifo in self._fifos:
+            fifo.unlink(missing_ok=True)
 
 
 def labelled(identity: str) -> Iterator[int]:
@@ -228,6 +237,10 @@ class Command:
                 if self.sink:
                     await self.sink(name, data)
         self.drained[name].set()
+
+    def kill(self) -> None:
+        """What the box knows of it, that is; its descendants live on."""
+        self._process.kill()
 
     async def write(self, data: bytes) -> None:
         with suppress(trio.BrokenResourceError, trio.ClosedResourceError):

@@ -79,12 +79,7 @@ async def open_site(driver: str, folder: Path, **options: Any) -> AsyncIterator[
     """*options* are of the target."""
     async with open_boxes() as boxes, open_exec_server(boxes) as server:
         box = await boxes.open(driver, folder)
-        try:
-            yield Site(boxes, server, box, ExecTarget(server.url, **{"set_user": "", **options}))
-        finally:
-            box.stop()
-            for word in (word for head in server.requests for word in head.words if word.endswith(".fifo")):
-                Path(word).unlink(missing_ok=True)  # those who would have are dead
+        yield Site(boxes, server, box, ExecTarget(server.url, **{"set_user": "", **options}))
 
 
 async def feed(process: Process, data: bytes) -> None:

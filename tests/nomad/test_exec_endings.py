@@ -12,7 +12,7 @@ import trio
 from poseidon.core.command import Command
 from poseidon.core.model import Allocation
 from poseidon.errors import AllocationGone, ConnectionLost, ExecutorError, ExecutorUnreachable
-from poseidon.executors.base import Stream
+from poseidon.executors.base import Process, Stream
 from poseidon.executors.nomad import wrap
 from poseidon.executors.nomad.exec import ExecTarget, open_exec
 from poseidon.executors.nomad.exec_side import Side
@@ -387,6 +387,13 @@ async def test_a_fifo_that_cant_be_made_fails_the_execution(site: Site, monkeypa
 # Never begun
 
 
+async def failure_of(process: Process) -> ExecutorError:
+    try:
+        pytest.fail(f"it ended with {await process.wait()}")
+    except ExecutorError as error:
+        return error
+
+
 def only_for(script: str, behaviour: Behaviour) -> "DecideFor":
     return DecideFor(script, behaviour)
 
@@ -422,7 +429,10 @@ async def test_when_one_of_both_sessions_fails_nothing_runs_and_nothing_hangs(
     async def attempt() -> None:
         async with site.open(Command("touch ran; sleep 63"), start_timeout=1.0) as process:
             assert script == wrap.STDERR
-            await process.wait()
+            ended = await failure_of(process)
+            site.server.decide = lambda _: Behaviour()
+            assert await process.kill()
+            raise ended
 
     with pytest.raises(ExecutorError):
         await attempt()

@@ -82,12 +82,15 @@ class NomadProcess:
             self._raise_unless(all(side.ready.is_set() for side in sides))
         except BaseException:
             with trio.move_on_after(FAREWELL_WITHIN, shield=True):
-                async with trio.open_nursery() as farewell:
-                    for side in sides:
-                        farewell.start_soon(partial(side.dismiss, tty=self._tty and side is self._main))
+                await self._dismiss(sides)
             raise
         with trio.CancelScope(shield=True):  # from here on it may run, and somebody has to see to it
             await self._tell_nonce()
+
+    async def _dismiss(self, sides: list[Side]) -> None:
+        async with trio.open_nursery() as nursery:
+            for side in sides:
+                nursery.start_soon(partial(side.dismiss, tty=self._tty and side is self._main))
 
     async def _tell_nonce(self) -> None:
         with trio.move_on_after(STARTED_WITHIN):
@@ -97,11 +100,10 @@ class NomadProcess:
                 await self._side.tell(self._nonce)
                 await self._end_input(self._side)
                 await self._resize()
-        try:
-            self._raise_unless(self._main.started.is_set())
-        except ExecutorError:
+        well = self._main.started.is_set() and not self._failure
+        if not well:
             await self.kill()
-            raise
+        self._raise_unless(well)
 
     @staticmethod
     async def _held_open(side: Side, serve: Callable[[], Awaitable[None]]) -> None:

@@ -197,7 +197,7 @@ async def _connected(target: ExecTarget, url: str, within: float) -> AsyncIterat
     except Exception as error:  # noqa: BLE001 - it comes out below, as it is and not in a group
         raised = error
     finally:
-        await connecting.__aexit__(None, None, None)
+        await connecting.__aexit__(None, None, None)  # noqa: ASYNC102 - bounded; a scope can't enclose its nursery's end
     if raised:
         raise raised
 
