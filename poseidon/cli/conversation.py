@@ -13,11 +13,11 @@ from websockets.trio.client import ClientConnection, connect
 from websockets.typing import Subprotocol
 
 from poseidon.cli import wire
-from poseidon.cli.duplex import DuplexConnection, quiet
 from poseidon.cli.escape import Escape
 from poseidon.cli.failures import BROKEN_PIPE, INTERRUPTED, RUN_FAILED, TIME_LIMIT, CommandFailed
 from poseidon.cli.terminal import STDERR, STDOUT, Terminal
 from poseidon.cli.timings import Timings
+from poseidon.duplex import DuplexConnection, quiet
 
 PROTOCOL = Subprotocol("poseidon.terminal.v1")
 LARGEST = 64 * 1024 * 1024

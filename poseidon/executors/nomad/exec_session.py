@@ -16,6 +16,7 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidSta
 from websockets.trio.client import ClientConnection, connect
 
 from poseidon.core.model import Allocation
+from poseidon.duplex import DuplexConnection
 from poseidon.errors import AllocationGone, ConnectionLost, ExecutorError, ExecutorUnreachable
 from poseidon.executors.base import Stream
 from poseidon.executors.nomad.exec_target import ExecTarget
@@ -184,6 +185,7 @@ async def _connected(target: ExecTarget, url: str, within: float) -> AsyncIterat
         max_size=LARGEST_FRAME,
         max_queue=QUEUE,
         logger=log,
+        create_connection=DuplexConnection,
     )
     try:
         connection = await connecting.__aenter__()
