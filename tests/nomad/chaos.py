@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 import trio
@@ -394,5 +395,5 @@ class Quiet:
                 yield f"{runner.id} is used by nobody"
 
 
-def _is_marked(job: nomad_chaos.Json) -> bool:
+def _is_marked(job: dict[str, Any]) -> bool:
     return any(group["Meta"].get("used") == "true" for group in job["TaskGroups"] if group["Name"] == "config")
