@@ -39,7 +39,8 @@ class Site:
     async def open(self, command: Command, **changes: Any) -> AsyncIterator[Process]:
         """Run it; what the daemon would do in the end is left to the test."""
         with trio.fail_after(PATIENCE):
-            async with open_exec(replace(self.target, **changes), self.allocation, command) as process:
+            target = replace(self.target, **changes) if changes else self.target
+            async with open_exec(target, self.allocation, command) as process:
                 yield process
 
     async def run(self, line: str, *, stdin: bytes = b"", **options: Any) -> "Result":

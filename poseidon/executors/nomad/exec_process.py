@@ -8,7 +8,6 @@ import secrets
 import signal
 from collections.abc import Awaitable, Callable
 from functools import partial
-from itertools import count
 
 import trio
 
@@ -35,19 +34,16 @@ SIGKILL_CODE = 137
 END_OF_FILE = b"\x04"
 QUIT = b"\x1c"
 
-_next_mark = partial(next, count(secrets.randbelow(len(wrap.MARKS))))
-
 
 class NomadProcess:
     """See Process."""
 
     def __init__(self, target: ExecTarget, allocation: Allocation, command: Command) -> None:
-        self._target, self._allocation, self._command = target, allocation, command
+        self._target, self._allocation = target, allocation
         self._tty = command.tty
         self._nonce = str(secrets.randbits(128)).encode()
         self._fifo = f"/tmp/poseidon-{secrets.token_hex(8)}.fifo" if command.tty else ""  # noqa: S108 - as the original
-        mark = wrap.MARKS[_next_mark() % len(wrap.MARKS)]
-        self._words = wrap.run_words(command, set_user=target.set_user, mark=mark, fifo=self._fifo)
+        self._words = wrap.run_words(command, set_user=target.set_user, mark=target.mark(), fifo=self._fifo)
         target.path(allocation, self._words, tty=command.tty)
         self._size = (command.rows, command.columns)
         self._address = target.url

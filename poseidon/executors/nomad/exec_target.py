@@ -1,10 +1,12 @@
 """Where executions go: addresses, credentials, limits of connections. Shared by all executions of an executor."""
 
 import json
+import secrets
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import count
 from ssl import SSLContext
 from urllib.parse import quote, urlencode
 
@@ -12,6 +14,7 @@ import trio
 
 from poseidon.core.model import Allocation
 from poseidon.errors import BadRequest
+from poseidon.executors.nomad import wrap
 
 LONGEST_REQUEST = 1_000_000
 """Bytes of a request's first line; a Go server takes 1 MiB with all headers."""
@@ -64,10 +67,17 @@ class ExecTarget:
     start_timeout: float = 30.0
     """Seconds in which the command has to begin."""
     _rooms: dict[str, Room] = field(init=False, repr=False, compare=False)
+    _marks: Iterator[int] = field(
+        init=False, repr=False, compare=False, default_factory=lambda: count(secrets.randbelow(len(wrap.MARKS)))
+    )
     _avoided: dict[str, float] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_rooms", defaultdict(lambda: Room(self.connections)))
+
+    def mark(self) -> int:
+        """A new one; they rise, so that a later execution's is none that an earlier one could have."""
+        return wrap.MARKS[next(self._marks) % len(wrap.MARKS)]
 
     def room(self, address: str) -> Room:
         """Of this address."""
