@@ -14,7 +14,7 @@ import trio
 from tests.fakes.nomad import open_nomad_fake
 from tests.nomad.chaos import SPEED, Client, Daemon, Ledger, Quiet, Storm, hurry, open_daemon, put_environments
 
-ROUNDS = int(os.environ.get("POSEIDON_TEST_CHAOS_ROUNDS", "2"))
+ROUNDS = int(os.environ.get("POSEIDON_TEST_CHAOS_ROUNDS", "3"))
 CLIENTS = 20
 LIFE = 2.0
 """Seconds that a daemon lives amid trouble."""
