@@ -222,11 +222,12 @@ class Command:
                     await stream.aclose()
 
     async def _wait(self) -> None:
-        descriptor = os.pidfd_open(self._process.pid)
-        try:
-            await trio.lowlevel.wait_readable(descriptor)
-        finally:
-            os.close(descriptor)
+        with suppress(ProcessLookupError):  # it has ended, and been reaped, before we looked
+            descriptor = os.pidfd_open(self._process.pid)
+            try:
+                await trio.lowlevel.wait_readable(descriptor)
+            finally:
+                os.close(descriptor)
         code = self._process.wait()
         self.code = code if code >= 0 else 128 - code
         self.ended.set()
