@@ -20,6 +20,10 @@ def _fleet(name: str, fault: str, *changes: tuple[str, str]) -> Mutant:
     return Mutant(name, fault, tuple(("fleet.py", old, new) for old, new in changes))
 
 
+def _roster(name: str, fault: str, *changes: tuple[str, str]) -> Mutant:
+    return Mutant(name, fault, tuple(("roster.py", old, new) for old, new in changes))
+
+
 def _rules(name: str, fault: str, *changes: tuple[str, str]) -> Mutant:
     return Mutant(name, fault, tuple(("rules.py", old, new) for old, new in changes))
 
@@ -122,7 +126,7 @@ MUTANTS = (
         "strangers' dead jobs creating jobs",
         (" or new.status is JobStatus.DEAD:\n", ":\n"),
     ),
-    _fleet(
+    _roster(
         "mark-for-a-stopped-job",
         "mark written for a stopped job",
         ("if entry is None or entry.runner is None or entry.job.stop is not None:", "if entry is None:"),
@@ -157,7 +161,7 @@ MUTANTS = (
         "every runner of our job gets the job's id",
         ("first = named_after_job and not job.id_issued", "first = named_after_job"),
     ),
-    _fleet(
+    _roster(
         "spent-forgotten",
         "spent allocations forgotten at a restart",
         ("if runner.claimed_at is not None:", "if False:"),
@@ -274,7 +278,7 @@ MUTANTS = (
         "a job recorded dead and alive at one version is dead",
         ("return new.status is not JobStatus.DEAD\n", "return False\n"),
     ),
-    _fleet(
+    _roster(
         "ended-leaves-allocations",
         "a job that comes back brings old allocations",
         ("            self._journal.absent(allocation)  # should", "            pass  # should"),
@@ -292,7 +296,7 @@ MUTANTS = (
         "a stranger's life handed out before its look-up",
         ("if entry.job.stop is None and entry.job.adopted:", "if entry.job.stop is None:"),
     ),
-    _fleet(
+    _roster(
         "stopped-starts",
         "an unanswered start of a stopped job repeated",
         ("if entry.job.stop is None and rules.awaits_start(entry.job)", "if rules.awaits_start(entry.job)"),

@@ -4,8 +4,8 @@ Pure: values are kept as they come (the newest of each object wins), everything 
 event, so that order, repeats and gaps don't matter. It must not perform anything, and cannot fail.
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import assert_never
 
 from poseidon.core import rules
@@ -28,11 +28,9 @@ from poseidon.core.events import (
     StopJob,
     Stopped,
 )
-from poseidon.core.journal import Journal
 from poseidon.core.model import (
     Allocation,
     AllocationId,
-    Changes,
     EnvironmentId,
     Intent,
     Job,
@@ -50,26 +48,10 @@ from poseidon.core.model import (
     RunnerId,
     environment_of,
 )
+from poseidon.core.roster import Entry, Roster
 
 
-@dataclass(slots=True)
-class _Entry:
-    """One job with all that belongs to it."""
-
-    job: Job
-    allocations: dict[AllocationId, Allocation] = field(default_factory=dict)
-    runner: Runner | None = None
-    spent: set[AllocationId] = field(default_factory=set)
-    """Allocations in which a runner was used: none of their later lives is handed out."""
-    floor: int = 0
-    """Allocations index of the newest look-up: older news of unknown allocations is ignored."""
-    look_up_asked: bool = False
-    """An unadopted job is looked up once; the shell repeats what fails."""
-    mark_asked: bool | None = None
-    """The mark last decided, so that the same input decides nothing twice."""
-
-
-class Fleet:
+class Fleet(Roster):
     """What we know of one executor's jobs, and what follows from it.
 
     *settle*: seconds that a doubt must last before a look-up may confirm it. *mint* makes ids never made before.
@@ -78,17 +60,10 @@ class Fleet:
     def __init__(
         self, *, settle: float, mint: Callable[[EnvironmentId], RunnerId], records: Records | None = None
     ) -> None:
+        super().__init__()
         self._settle = settle
         self._mint = mint
-        self._entries: dict[JobId, _Entry] = {}
-        self._by_environment: dict[EnvironmentId, dict[JobId, _Entry]] = {}
-        self._idle: dict[EnvironmentId, dict[RunnerId, JobId]] = {}
-        self._live: dict[RunnerId, JobId] = {}
         self._generations: dict[EnvironmentId, int] = {}
-        self._journal = Journal()
-        self._position = Position()
-        self._highest_job = 0
-        self._highest_allocation = 0
         self._went_back = 0
         if records is not None:
             self._restore(records)
@@ -162,103 +137,9 @@ class Fleet:
             decisions += self._derive(entry, now)
         return decisions
 
-    # What is known
-
-    def idle(self, environment: EnvironmentId, oldest_generation: int = 0) -> Runner | None:
-        """The idle runner that has waited longest, of *oldest_generation* or newer."""
-        for runner_id, job_id in self._idle.get(environment, {}).items():
-            entry = self._entries[job_id]
-            if entry.job.generation >= oldest_generation:
-                assert entry.runner is not None
-                assert entry.runner.id == runner_id
-                return entry.runner
-        return None
-
-    def runner(self, runner: RunnerId) -> Runner | None:
-        """The living runner with this id, idle or used."""
-        job = self._live.get(runner)
-        return None if job is None else self._entries[job].runner
-
-    def living(self, job: JobId) -> Runner | None:
-        """The living runner of a job."""
-        entry = self._entries.get(job)
-        return None if entry is None else entry.runner
-
-    def runners(self) -> Iterator[Runner]:
-        """All living runners."""
-        for job in self._live.values():
-            runner = self._entries[job].runner
-            assert runner is not None
-            yield runner
-
-    def job(self, job: JobId) -> Job | None:
-        """What is known of a job."""
-        entry = self._entries.get(job)
-        return None if entry is None else entry.job
-
-    def jobs(self, environment: EnvironmentId) -> Iterator[tuple[Job, JobState, Runner | None]]:
-        """All jobs of *environment* that aren't over, with their states and living runners."""
-        for entry in self._by_environment.get(environment, {}).values():
-            yield entry.job, self._state(entry), entry.runner
-
-    def environments(self) -> set[EnvironmentId]:
-        """The environments that have jobs, known or not."""
-        return {environment for environment, entries in self._by_environment.items() if entries}
-
-    def allocation(self, runner: Runner) -> Allocation | None:
-        """The allocation that *runner* lives in, while it lives."""
-        entry = self._entries.get(runner.job)
-        return None if entry is None else entry.allocations.get(runner.allocation)
-
-    def unanswered_starts(self) -> list[JobId]:
-        """Jobs whose start was recorded but not answered; none of them is to be stopped."""
-        return [
-            entry.job.id for entry in self._entries.values() if entry.job.stop is None and rules.awaits_start(entry.job)
-        ]
-
-    def needs_look_up(self, job: JobId) -> bool:
-        """Whether a look-up decided earlier is still wanted."""
-        entry = self._entries.get(job)
-        return (
-            entry is not None
-            and entry.job.stop is None
-            and (not entry.job.adopted or entry.job.doubtful_since is not None)
-        )
-
-    def wanted_mark(self, job: JobId) -> bool | None:
-        """What the executor's record of use should say; None: leave it alone."""
-        entry = self._entries.get(job)
-        if entry is None or entry.runner is None or entry.job.stop is not None:
-            return None
-        return entry.runner.phase is Phase.USED
-
-    def overdue(self, now: float, limit: float) -> list[JobId]:
-        """Jobs that have been without a running life for more than *limit* seconds, whatever happened meanwhile."""
-        return [
-            entry.job.id
-            for entry in self._entries.values()
-            if entry.job.stop is None
-            and entry.job.adopted
-            and entry.job.lifeless_since is not None
-            and now - entry.job.lifeless_since > limit
-        ]
-
-    def unproven_stops(self) -> int:
-        """Stops that are answered but not yet proven by a listing."""
-        return sum(1 for entry in self._entries.values() if entry.job.stop is not None)
-
-    def take_changes(self) -> Changes:
-        """What has changed since the last call, to be saved in one transaction."""
-        return self._journal.take()
-
-    @property
-    def position(self) -> Position:
-        """How far the executor has been followed."""
-        return self._position
-
     # Values: the newest of each object wins (rule 1)
 
-    def _see_allocation(self, new: Allocation, now: float, as_of: int | None = None) -> _Entry | None:
+    def _see_allocation(self, new: Allocation, now: float, as_of: int | None = None) -> Entry | None:
         """Take in *new*, from the stream or from a listing *as_of* an index."""
         if new.slot != 0:
             return None
@@ -278,13 +159,13 @@ class Fleet:
         self._keep(entry, new, known, now)
         return entry
 
-    def _keep(self, entry: _Entry, new: Allocation, known: Allocation | None, now: float) -> None:
+    def _keep(self, entry: Entry, new: Allocation, known: Allocation | None, now: float) -> None:
         self._highest_allocation = max(self._highest_allocation, new.version)
         merged = rules.merge(new, known)
         entry.allocations[new.id] = merged
         self._journal.allocation(merged, known, entry.job.environment, now)
 
-    def _see_job(self, new: JobSeen, now: float, as_of: int | None = None) -> _Entry | None:
+    def _see_job(self, new: JobSeen, now: float, as_of: int | None = None) -> Entry | None:
         """Take in *new*, from the stream or from a listing *as_of* an index."""
         entry = self._entries.get(new.job)
         if entry is None:
@@ -301,14 +182,14 @@ class Fleet:
         self._update(entry, replace(job, version=new.version, status=new.status, mark=mark))
         return entry
 
-    def _see_gone(self, gone: JobGone) -> _Entry | None:
+    def _see_gone(self, gone: JobGone) -> Entry | None:
         entry = self._entries.get(gone.job)
         if entry is None or gone.version <= entry.job.gone_version:
             return None
         self._update(entry, replace(entry.job, gone_version=gone.version))  # not of the table: it may stay below
         return entry
 
-    def _adoptable(self, job: JobId, now: float) -> _Entry | None:
+    def _adoptable(self, job: JobId, now: float) -> Entry | None:
         """An entry for a job that somebody else has started, if it is one of our form and of a known environment."""
         environment = environment_of(job)
         if environment is None or environment not in self._generations:
@@ -354,7 +235,7 @@ class Fleet:
             decisions.append(LookUp(event.job, now + self._settle))
         return decisions
 
-    def _apply(self, listing: Listing, now: float) -> list[_Entry]:
+    def _apply(self, listing: Listing, now: float) -> list[Entry]:
         """Take in all of *listing*, deriving nothing yet; the entries that it speaks of, by presence or absence."""
         for seen in listing.jobs:
             self._see_job(seen, now, listing.jobs_index)
@@ -371,7 +252,7 @@ class Fleet:
             self._note_absence(entry, listing, entry.job.id not in jobs, allocations)
         return entries
 
-    def _note_absence(self, entry: _Entry, listing: Listing, job_absent: bool, allocations: set[AllocationId]) -> None:
+    def _note_absence(self, entry: Entry, listing: Listing, job_absent: bool, allocations: set[AllocationId]) -> None:
         job = entry.job
         if (
             job_absent
@@ -385,7 +266,7 @@ class Fleet:
                 del entry.allocations[allocation.id]
                 self._journal.absent(allocation.id)
 
-    def _conclude(self, entries: Iterable[_Entry], listing: Listing, asked: Asked, now: float) -> list[Decision]:
+    def _conclude(self, entries: Iterable[Entry], listing: Listing, asked: Asked, now: float) -> list[Decision]:
         """Derive what follows from a listing that has been taken in, job by job."""
         jobs = {seen.job for seen in listing.jobs}
         decisions: list[Decision] = []
@@ -400,7 +281,7 @@ class Fleet:
                 decisions += self._stop(entry, Reason.DEAD, now)
         return decisions
 
-    def _check_stop(self, entry: _Entry, listing: Listing, present: bool, now: float) -> list[Decision]:
+    def _check_stop(self, entry: Entry, listing: Listing, present: bool, now: float) -> list[Decision]:
         stop = entry.job.stop
         assert stop is not None
         if stop.answered is None or listing.jobs_index < stop.answered:
@@ -410,12 +291,12 @@ class Fleet:
             return [StopJob(entry.job.id)]
         return self._end(entry)
 
-    def _is_over(self, entry: _Entry, listing: Listing) -> bool:
+    def _is_over(self, entry: Entry, listing: Listing) -> bool:
         """Whether a listing that lacks the job proves that it is over."""
         job = entry.job
         return not rules.awaits_start(job) and job.version <= listing.jobs_index and self._current(entry) is None
 
-    def _confirms_doubt(self, entry: _Entry, listing: Listing, asked: Asked) -> bool:
+    def _confirms_doubt(self, entry: Entry, listing: Listing, asked: Asked) -> bool:
         job = entry.job
         return (
             job.adopted
@@ -443,7 +324,7 @@ class Fleet:
         self._position = self._journal.position = Position(epoch=self._position.epoch + 1)
         return decisions
 
-    def _ask_again(self, entry: _Entry, now: float) -> list[Decision]:
+    def _ask_again(self, entry: Entry, now: float) -> list[Decision]:
         """What the executor has answered may be undone: stops and marks are to be repeated."""
         job = entry.job
         used = entry.runner is not None and entry.runner.phase is Phase.USED
@@ -454,7 +335,7 @@ class Fleet:
         self._update(entry, replace(job, version=0, gone_version=0, mark=mark, stop=stop))
         return [StopJob(job.id)] if answered else []
 
-    def _adopt(self, entry: _Entry, found: LookedUp, now: float) -> list[Decision]:
+    def _adopt(self, entry: Entry, found: LookedUp, now: float) -> list[Decision]:
         """A stranger's job becomes ours; if it is in use, its runner has the job's id, as its client knows it."""
         self._update(entry, replace(entry.job, adopted=True, mark=found.used))
         if found.issued:  # it was over, and a client may have had its allocation
@@ -470,7 +351,7 @@ class Fleet:
 
     # What we want ourselves (rule 7)
 
-    def _start(self, event: Start, now: float) -> _Entry | None:
+    def _start(self, event: Start, now: float) -> Entry | None:
         if event.job in self._entries:
             return None
         return self._add(
@@ -486,7 +367,7 @@ class Fleet:
             )
         )
 
-    def _started(self, event: Started) -> _Entry | None:
+    def _started(self, event: Started) -> Entry | None:
         entry = self._entries.get(event.job)
         if entry is None or entry.job.start is None or entry.job.start.answered is not None:
             return None
@@ -497,7 +378,7 @@ class Fleet:
         self._update(entry, job)
         return entry
 
-    def _stop(self, entry: _Entry | None, reason: Reason, now: float) -> list[Decision]:
+    def _stop(self, entry: Entry | None, reason: Reason, now: float) -> list[Decision]:
         """Record that the job is to go; its runner is hidden at once."""
         if entry is None or entry.job.stop is not None:
             return []
@@ -518,7 +399,7 @@ class Fleet:
         entry = self._entries[runner.job]
         return [*self._use(entry, event.timeout, now), *self._derive(entry, now)]
 
-    def _marked(self, event: Marked) -> _Entry | None:
+    def _marked(self, event: Marked) -> Entry | None:
         entry = self._entries.get(event.job)
         if entry is None:
             return None
@@ -533,9 +414,14 @@ class Fleet:
             return []
         return self._stop(entry, Reason.OVERDUE, now)
 
+    def _end(self, entry: Entry) -> list[Decision]:
+        """The job is over, and proven so."""
+        self._remove(entry)
+        return [PoolChanged(entry.job.environment)]
+
     # What follows (rules 2, 4, 5, 6)
 
-    def _derive(self, entry: _Entry, now: float) -> list[Decision]:
+    def _derive(self, entry: Entry, now: float) -> list[Decision]:
         before = (self._state(entry), entry.runner)
         decisions: list[Decision] = []
         current = self._current(entry)
@@ -556,14 +442,7 @@ class Fleet:
             decisions.append(PoolChanged(entry.job.environment))
         return decisions
 
-    def _current(self, entry: _Entry) -> Allocation | None:
-        return rules.current(entry.job, entry.allocations)
-
-    def _listed_up_to(self, entry: _Entry) -> int:
-        """The index up to which the job's unknown allocations are known to be gone."""
-        return max(self._position.allocations_index, entry.floor)
-
-    def _issue(self, entry: _Entry, allocation: Allocation, now: float, *, named_after_job: bool) -> None:
+    def _issue(self, entry: Entry, allocation: Allocation, now: float, *, named_after_job: bool) -> None:
         """The life of *allocation* becomes an idle runner (rule 5 tells which ones have the job's id)."""
         job = entry.job
         assert allocation.started is not None
@@ -588,7 +467,7 @@ class Fleet:
         self._live[runner_id] = job.id
         self._idle.setdefault(job.environment, {})[runner_id] = job.id
 
-    def _use(self, entry: _Entry, timeout: int, now: float) -> list[Decision]:
+    def _use(self, entry: Entry, timeout: int, now: float) -> list[Decision]:
         runner = entry.runner
         assert runner is not None
         entry.spent.add(runner.allocation)
@@ -596,7 +475,7 @@ class Fleet:
         self._set_runner(entry, replace(runner, phase=Phase.USED, timeout=timeout, claimed_at=now), now)
         return [PoolChanged(runner.environment)]
 
-    def _lose(self, entry: _Entry, reason: Reason, now: float) -> list[Decision]:
+    def _lose(self, entry: Entry, reason: Reason, now: float) -> list[Decision]:
         runner = entry.runner
         if runner is None:
             return []
@@ -607,11 +486,11 @@ class Fleet:
         entry.runner = None
         return [EndExecutions(runner.id, reason)] if runner.phase is Phase.USED else []
 
-    def _set_runner(self, entry: _Entry, runner: Runner, now: float) -> None:
+    def _set_runner(self, entry: Entry, runner: Runner, now: float) -> None:
         self._journal.runner(runner, entry.runner, now)
         entry.runner = runner
 
-    def _note_time(self, entry: _Entry, now: float) -> list[Decision]:
+    def _note_time(self, entry: Entry, now: float) -> list[Decision]:
         """Since when the job has been without a running life, and in doubt."""
         job = entry.job
         if job.stop is not None:
@@ -628,7 +507,7 @@ class Fleet:
             self._update(entry, replace(job, lifeless_since=lifeless_since, doubtful_since=doubtful_since))
         return decisions
 
-    def _mark(self, entry: _Entry) -> list[Decision]:
+    def _mark(self, entry: Entry) -> list[Decision]:
         wanted = self.wanted_mark(entry.job.id)
         asked = entry.mark_asked
         if asked is not None and wanted != asked and (asked or wanted):  # it may have been written, though not answered
@@ -640,62 +519,6 @@ class Fleet:
             return []
         entry.mark_asked = wanted
         return [Mark(entry.job.id, wanted)]
-
-    def _state(self, entry: _Entry) -> JobState:
-        if entry.job.stop is not None:
-            return JobState.ENDED
-        if entry.runner is not None:
-            return JobState.LIVE
-        if not entry.job.adopted or self._current(entry) is not None:
-            return JobState.STARTING
-        if rules.will_return(entry.job, entry.allocations, self._listed_up_to(entry)):
-            return JobState.STARTING
-        return JobState.DOUBTFUL
-
-    # Bookkeeping
-
-    def _add(self, job: Job) -> _Entry:
-        entry = _Entry(job)
-        self._entries[job.id] = entry
-        self._by_environment.setdefault(job.environment, {})[job.id] = entry
-        self._journal.job(job)
-        return entry
-
-    def _update(self, entry: _Entry, job: Job) -> None:
-        entry.job = job
-        self._journal.job(job)
-
-    def _end(self, entry: _Entry) -> list[Decision]:
-        """The job is over, and proven so."""
-        assert entry.runner is None
-        del self._entries[entry.job.id]
-        del self._by_environment[entry.job.environment][entry.job.id]
-        for allocation in entry.allocations:
-            self._journal.absent(allocation)  # should the job come back, these mustn't
-        self._journal.end(entry.job.id)
-        return [PoolChanged(entry.job.environment)]
-
-    def _restore(self, records: Records) -> None:
-        self._position = records.position
-        for job in records.jobs:
-            self._add(job)
-            self._highest_job = max(self._highest_job, job.version)
-        for allocation in records.allocations:
-            if allocation.job in self._entries:
-                self._entries[allocation.job].allocations[allocation.id] = allocation
-                self._highest_allocation = max(self._highest_allocation, allocation.version)
-        for runner in sorted(records.runners, key=lambda known: known.ready_at):
-            entry = self._entries.get(runner.job)
-            if entry is None:
-                continue
-            if runner.claimed_at is not None:
-                entry.spent.add(runner.allocation)
-            if runner.phase is not Phase.GONE:
-                entry.runner = runner
-                self._live[runner.id] = runner.job
-                if runner.phase is Phase.IDLE:
-                    self._idle.setdefault(runner.environment, {})[runner.id] = runner.job
-        self._journal.take()
 
 
 def _is_livelier(new: JobSeen, job: Job) -> bool:
