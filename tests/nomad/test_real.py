@@ -2,7 +2,8 @@
 
 Of a cluster of our own, or with `NOMAD_NAMESPACE` of an empty namespace: whatever Poseidon finds there, it takes over.
 `NOMAD_TOKEN` is used if it is set. Runners are processes of the node by the driver raw_exec, or with
-`POSEIDON_TEST_IMAGE` containers of that image. `POSEIDON_TEST_DRAIN=1` allows to drain nodes, for a moment.
+`POSEIDON_TEST_IMAGE` Docker containers of that image, which the nodes must have already, as nothing is pulled.
+`POSEIDON_TEST_DRAIN=1` allows to drain nodes, for a moment.
 """
 
 import os
@@ -101,7 +102,7 @@ async def open_site(folder: Path) -> AsyncIterator[Site]:
             listed = (await nomad.get("/v1/jobs")).json()
             found = [job["ID"] for job in listed if is_ours(job["ID"]) and not job["Stop"]]
             assert not found, f"the namespace {NAMESPACE} is in use, and would be taken over: {found[:3]}"
-            async with open_daemon(folder, **settings()) as daemon, open_client(daemon) as client:
+            async with open_daemon(folder, **settings(folder)) as daemon, open_client(daemon) as client:
                 site = Site(daemon, client, nomad)
                 try:
                     yield site
@@ -111,11 +112,21 @@ async def open_site(folder: Path) -> AsyncIterator[Site]:
             assert await site.jobs() == set()
 
 
-def settings() -> dict[str, str]:
+def settings(folder: Path) -> dict[str, str]:
     """The daemon's. Processes of a node have no setuser."""
-    own = {} if IMAGE else {"NOMAD_TEMPLATEJOBFILE": str(TEMPLATE), "NOMAD_SETUSER": ""}
+    driver = "docker" if IMAGE else "raw_exec"
+    template = folder / "template.hcl"
+    template.write_text(TEMPLATE.read_text().replace('"raw_exec"', f'"{driver}"'))
+    own = {"NOMAD_DISABLEFORCEPULL": "true"} if IMAGE else {"NOMAD_SETUSER": ""}
     token = {"NOMAD_TOKEN": TOKEN} if TOKEN else {}
-    return {"NOMAD_ADDRESS": ADDRESS, "NOMAD_NAMESPACE": NAMESPACE, "NOMAD_LISTINTERVAL": "10", **own, **token}
+    return {
+        "NOMAD_ADDRESS": ADDRESS,
+        "NOMAD_NAMESPACE": NAMESPACE,
+        "NOMAD_TEMPLATEJOBFILE": str(template),
+        "NOMAD_LISTINTERVAL": "10",
+        **own,
+        **token,
+    }
 
 
 @asynccontextmanager
