@@ -11,13 +11,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
+from poseidon.config_access import Secret, Token, TokenName, TokenSettings, digest_of
+from poseidon.config_kinds import Section
 from poseidon.config_sources import Sources, gather, validated
 from poseidon.errors import ConfigError
 
 SEARCHED = (Path("poseidon.toml"), Path("/etc/poseidon/poseidon.toml"))
 SYSTEM_STATE = Path("/var/lib/poseidon")
+SINGLE_TOKEN = "server.token"  # noqa: S105 - a name
+"""How the token without a name is called in logs."""
 
 Seconds = Annotated[float, Field(ge=0)]
 Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
@@ -47,12 +51,6 @@ def _absolute(path: str) -> str:
 AbsolutePath = Annotated[str, AfterValidator(_absolute)]
 
 
-class Section(BaseModel):
-    """A table of the file: unknown keys and values of another kind are errors."""
-
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
-
-
 class AlertSettings(Section):
     """[server.alert]"""
 
@@ -64,15 +62,22 @@ class ServerSettings(Section):
 
     address: Annotated[str, Field(min_length=1)] = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 7200
-    token: Annotated[str, Field(repr=False)] = ""
-    """The token itself, wherever it came from; empty: none is asked for."""
+    token: Token = ""
+    """With all rights: the token itself, wherever it came from, or its hash. Without any token none is asked for."""
     token_file: str = ""
+    tokens: Mapping[TokenName, TokenSettings] = {}
     max_body_mb: Annotated[int, Field(ge=1, le=4096)] = 100
     claim_wait: Seconds = 10.0
     drain_timeout: Seconds = 15.0
     stall_timeout: Annotated[float, Field(gt=0)] = 60.0
     execution_expiry: Annotated[float, Field(gt=0)] = 300.0
     alert: AlertSettings = AlertSettings()
+
+    @property
+    def all_tokens(self) -> Mapping[str, TokenSettings]:
+        """Those with names, and the one without, by the name of its setting."""
+        single = {SINGLE_TOKEN: TokenSettings(role="admin", token=self.token)} if self.token else {}
+        return {**single, **self.tokens}
 
 
 class StoreSettings(Section):
@@ -132,7 +137,7 @@ class NomadSettings(Section):
     enabled: bool = True
     address: str = ""
     port: Port = 4646
-    token: Annotated[str, Field(repr=False)] = ""
+    token: Secret = ""
     token_file: str = ""
     namespace: Annotated[str, Field(min_length=1)] = "default"
     region: str = ""
@@ -207,18 +212,33 @@ class Config(Settings):
 
     def cautions(self) -> tuple[str, ...]:
         """What is allowed but rarely meant; a line each."""
-        if self.server.token or _is_loopback(self.server.address):
+        if self.server.all_tokens or _is_loopback(self.server.address):
             return ()
         return (f"server.address {self.server.address} can be reached by others, and no server.token is set",)
+
+    def secrets(self) -> list[str]:
+        """What must never be shown."""
+        return [self.nomad.token, *(each.token for each in self.server.all_tokens.values())]
 
 
 def load_config(path: Path | None, environ: Mapping[str, str]) -> Config:
     """Read *path*, else the first file of `SEARCHED` that exists, else only the variables. Raises ConfigError."""
     sources = gather(Settings, find_file(path), environ)
     settings = validated(Settings, sources)
+    _refuse_doubles(settings.server)
     database = _database(settings.store.path, sources, environ)
     tables = {name: getattr(settings, name) for name in Settings.model_fields}
     return Config(**tables, origin=sources.file, database=database, state=database.parent)
+
+
+def _refuse_doubles(server: ServerSettings) -> None:
+    """A token with two roles would have whichever comes last."""
+    known: dict[bytes, str] = {}
+    for name, each in server.all_tokens.items():
+        path = name if name == SINGLE_TOKEN else f"server.tokens.{name}"
+        other = known.setdefault(digest_of(each.token), path)
+        if other != path:
+            raise ConfigError(f"{path}: the same token as {other}")
 
 
 def find_file(path: Path | None) -> Path | None:

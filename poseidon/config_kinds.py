@@ -8,12 +8,18 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, get_args, get_origin
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 from pydantic.fields import FieldInfo
 
 KeyPath = tuple[str, ...]
 
 _WORDS: Mapping[Any, str] = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
+
+
+class Section(BaseModel):
+    """A table of the file: unknown keys and values of another kind are errors."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
 
 
 def leaves(model: type[BaseModel], *, before: KeyPath = ()) -> Iterator[tuple[KeyPath, FieldInfo]]:
@@ -64,7 +70,7 @@ def find(model: type[BaseModel], path: Sequence[str]) -> FieldInfo | None:
 
 def explain(model: type[BaseModel], path: list[str], detail: Any) -> str:
     if path[-1] == "[key]":
-        return "expected a whole number, not below 0, as the table's name"
+        return f"expected {_expected_key(find(model, path[:-2]))} as the table's name"
     info = find(model, path)
     match detail["type"]:
         case "extra_forbidden":
@@ -105,6 +111,11 @@ def expected(info: FieldInfo) -> str:
         return f"a table, each value {expected(inner)}"
     words = _WORDS.get(info.annotation, "a table") if info.annotation else "a value"
     return words + _bounds(info)
+
+
+def _expected_key(table: FieldInfo | None) -> str:
+    key = FieldInfo.from_annotation(get_args(table.annotation)[0]) if table else None
+    return "letters, digits, - and _" if key and key.annotation is str else "a whole number, not below 0,"
 
 
 def _bounds(info: FieldInfo) -> str:

@@ -184,13 +184,24 @@ def _suggest_variable(model: type[BaseModel], name: str) -> str:
     return f"; did you mean {near[0]}?" if near else ""
 
 
-def _secret_paths(model: type[BaseModel]) -> list[KeyPath]:
-    return [path for path, info in leaves(model) if not info.repr and "N" not in path]
+def _secret_paths(model: type[BaseModel], sources: Sources) -> list[KeyPath]:
+    """Every secret's path; where a table's keys are free, one for each key that is there."""
+    patterns = [path for path, info in leaves(model) if not info.repr]
+    return [path for pattern in patterns for path in _filled_in(pattern, sources)]
+
+
+def _filled_in(pattern: KeyPath, sources: Sources) -> list[KeyPath]:
+    if "N" not in pattern:
+        return [pattern]
+    place = pattern.index("N")
+    table = sources.get(pattern[:place])
+    keys = table if isinstance(table, dict) else ()
+    return [(*pattern[:place], str(key), *pattern[place + 1 :]) for key in keys]
 
 
 def _open_secret_files(model: type[BaseModel], sources: Sources, layer: Callable[[KeyPath], Any]) -> None:
     """Put what the `…_file` settings of one layer (file or variables) name in the place of the secrets themselves."""
-    for path in _secret_paths(model):
+    for path in _secret_paths(model, sources):
         key = (*path[:-1], f"{path[-1]}_file")
         name = layer(key)
         if not name or not isinstance(name, str):
@@ -204,7 +215,7 @@ def _open_secret_files(model: type[BaseModel], sources: Sources, layer: Callable
 def _take_credentials(model: type[BaseModel], sources: Sources, environ: Mapping[str, str]) -> None:
     """systemd's credentials: files in a folder of the service's own, named like the setting."""
     folder = environ.get("CREDENTIALS_DIRECTORY")
-    for path in _secret_paths(model) if folder else ():
+    for path in _secret_paths(model, sources) if folder else ():
         file = Path(folder or "", ".".join(path))
         if file.exists() and (secret := _read_secret(sources, path, file)):
             sources.put(path, secret)

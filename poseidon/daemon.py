@@ -19,10 +19,12 @@ import trio
 
 from poseidon import __version__
 from poseidon.api.app import create_app
+from poseidon.api.auth import Key, Keyring
 from poseidon.api.parts import ApiSettings, Parts
 from poseidon.api.server import ServerLimits, serve
 from poseidon.config import Config
 from poseidon.config import NomadSettings as NomadConfig
+from poseidon.config_access import digest_of
 from poseidon.core.model import Environment, EnvironmentId, Reason
 from poseidon.errors import ConfigError, PoseidonError
 from poseidon.executors.base import Executor
@@ -54,7 +56,7 @@ DAY = 86400.0
 
 def main(config: Config, *, stop_runners: bool = False) -> int:
     """Run until a signal; the exit status. *stop_runners*: destroy all runners at the end."""
-    setup_logging(config.logging.level, config.logging.format, secrets=[config.server.token, config.nomad.token])
+    setup_logging(config.logging.level, config.logging.format, secrets=config.secrets())
     for caution in config.cautions():
         log.warning("caution", about=caution)
     status = 0
@@ -137,6 +139,10 @@ class Daemon:
     sockets: Sequence[socket.socket]
     notifier: Notifier
     server_stops: trio.Event = field(default_factory=trio.Event)
+    keyring: Keyring = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.keyring = Keyring(keys_of(self.config))
 
     async def start(self) -> None:
         """The API answers first, and tells what isn't ready; systemd hears of it when all services run."""
@@ -181,7 +187,7 @@ class Daemon:
             self.shell.environments, self.shell.claims, self.executions, Files(self.shell.claims), self.overview
         )
         first = next(iter(self.shell.dispatchers))
-        app = create_app(parts, ApiSettings(config.token, __version__, first))
+        app = create_app(parts, ApiSettings(self.keyring, __version__, first))
         limits = ServerLimits(body=config.max_body_mb * 1024 * 1024, stall=config.stall_timeout)
         ours = [each.dup() for each in self.sockets]  # a server closes its sockets, also when it crashes
         await serve(app, ours, limits, shutdown=self.server_stops, grace=LAST_ANSWERS, task_status=task_status)
@@ -212,6 +218,11 @@ def nomad_settings(wanted: NomadConfig) -> NomadSettings:
         start_timeout=wanted.start_timeout,
         list_interval=wanted.list_interval,
     )
+
+
+def keys_of(config: Config) -> list[Key]:
+    """The tokens that clients may come with."""
+    return [Key(name, each.role, digest_of(each.token)) for name, each in config.server.all_tokens.items()]
 
 
 def environments_of(config: Config, executor: str) -> list[Environment]:

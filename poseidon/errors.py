@@ -10,6 +10,7 @@ PoseidonError                      500 UNKNOWN
 ├── BadRequest                     400           what the client sent can't be understood or isn't allowed
 │   └── Unsupported                400           this executor can't do what the environment asks for
 ├── Unauthorized                   401
+├── Forbidden                      403           the token's role, or where the request comes from, doesn't allow it
 ├── EnvironmentNotFound            404
 ├── ExecutionNotFound              404
 ├── RunnerGone                     410           no runner in use has this id (any more)
@@ -78,6 +79,12 @@ class Unauthorized(PoseidonError):
     """The token is missing or wrong."""
 
     status = 401
+
+
+class Forbidden(PoseidonError):
+    """Known, but not allowed: by the token's role, or by where the request comes from."""
+
+    status = 403
 
 
 class EnvironmentNotFound(PoseidonError):

@@ -9,6 +9,7 @@ import pytest
 
 from poseidon import config as config_module
 from poseidon.config import Config, EnvironmentSettings, Settings, default_state, load_config
+from poseidon.config_access import TokenSettings, digest_of, hashed
 from poseidon.config_kinds import leaves
 from poseidon.config_sources import TOOLING, variable_name
 from poseidon.errors import ConfigError
@@ -53,8 +54,10 @@ def test_the_example_as_it_is_changes_nothing(tmp_path: Path) -> None:
 def test_the_example_shows_the_defaults(tmp_path: Path) -> None:
     config = load(tmp_path, uncommented())
     assert config.environments == {10: EnvironmentSettings(image=config.environments[10].image)}
-    without = Settings(**{name: getattr(config, name) for name in Settings.model_fields if name != "environments"})
-    assert without == Settings()
+    [token] = config.server.tokens.values()
+    assert token == TokenSettings(token=token.token)
+    tables = {name: getattr(config, name) for name in Settings.model_fields if name != "environments"}
+    assert Settings(**tables | {"server": config.server.model_copy(update={"tokens": {}})}) == Settings()
 
 
 def test_the_example_has_every_setting() -> None:
@@ -62,7 +65,7 @@ def test_the_example_has_every_setting() -> None:
     for path, _ in leaves(Settings):
         node = tables
         for key in path:
-            node = node["10" if key == "N" else key]
+            node = next(iter(node.values())) if key == "N" else node[key]
 
 
 def test_each_setting_of_the_example_is_explained_right_above_it() -> None:
@@ -394,3 +397,82 @@ def test_the_originals_names_of_variables_set_the_cluster() -> None:
     nomad = load_config(None, environ).nomad
     assert (nomad.url, nomad.tls.ca_file) == ("https://nomad.example:4646", "/ca.pem")
     assert (nomad.disable_force_pull, nomad.network.mode) == (True, "cni/secure-bridge")
+
+
+# Tokens with names
+
+
+HASH = "sha256:2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b"  # of "secret"
+
+
+def test_tokens_have_names_and_roles(tmp_path: Path) -> None:
+    (tmp_path / "dashboard").write_text(f"{HASH}\n")
+    text = """[server]
+    token = "main"
+    [server.tokens.codeocean]
+    token = "second"
+    [server.tokens.dashboard]
+    role = "read-only"
+    token_file = "dashboard"
+    """
+    tokens = load(tmp_path, text).server.all_tokens
+    assert {name: each.role for name, each in tokens.items()} == {
+        "server.token": "admin",
+        "codeocean": "client",
+        "dashboard": "read-only",
+    }
+    assert digest_of(tokens["dashboard"].token) == digest_of("secret")
+    assert hashed("secret") == hashed(HASH) == HASH
+
+
+def test_tokens_can_come_by_a_variable_and_from_systemd(tmp_path: Path) -> None:
+    (tmp_path / "server.tokens.x.token").write_text("from-systemd")
+    config = load(tmp_path, "[server.tokens.x]\ntoken = 'own'", CREDENTIALS_DIRECTORY=str(tmp_path))
+    assert config.server.tokens["x"].token == "from-systemd"
+    (tmp_path / "t").write_text("from-file")
+    config = load(tmp_path, POSEIDON_SERVER_TOKENS='{"x": {"token_file": "t", "role": "admin"}}')
+    assert (config.server.tokens["x"].token, config.server.tokens["x"].role) == ("from-file", "admin")
+
+
+WRONG_TOKENS = [
+    ("[server.tokens.x]", "server.tokens.x: expected token or token_file in it"),
+    (
+        "[server.tokens.x]\ntoken = 'a'\nrole = 'root'",
+        'server.tokens.x.role: expected one of "admin", "client", "read-only", not "root"',
+    ),
+    ("[server.tokens.'a b']\ntoken = 'a'", "server.tokens.a b: expected letters, digits, - and _ as the table's name"),
+    ("[server.tokens.x]\ntoken = 'sha256:12'", "server.tokens.x.token: expected 64 hexadecimal digits after sha256:"),
+    ("[server]\ntoken = 'sha256:s3cret'", "server.token: expected 64 hexadecimal digits after sha256:"),
+    ("[server]\ntokens = 's3cret'", "server.tokens: expected a table"),
+]
+
+
+@pytest.mark.parametrize(("text", "problem"), WRONG_TOKENS)
+def test_a_wrong_token_table_is_named(tmp_path: Path, text: str, problem: str) -> None:
+    told = problems(tmp_path, text)
+    assert told == [f"given.toml: {problem}"]
+    assert "s3cret" not in str(told)
+
+
+@pytest.mark.parametrize("setting", ["server.token", "nomad.token", "server.tokens.x.token"])
+@pytest.mark.parametrize("secret", ["a\\nb", "a\\u0007b", "a\\u2192b", " a", "a\\u0085"])
+def test_a_secret_that_no_header_can_carry_is_refused(tmp_path: Path, setting: str, secret: str) -> None:
+    told = problems(tmp_path, f'{setting} = "{secret}"')
+    assert [line.split(": ")[:2] for line in told] == [["given.toml", setting]]
+    assert "Latin-1" in told[0]
+
+
+def test_a_bad_secret_is_refused_wherever_it_comes_from(tmp_path: Path) -> None:
+    assert "Latin-1" in problems(tmp_path, POSEIDON_SERVER_TOKEN="a\nb")[0]
+    (tmp_path / "token").write_text("a→b")
+    assert "Latin-1" in problems(tmp_path, "[server]\ntoken_file = 'token'")[0]
+    assert "a→b" not in str(problems(tmp_path, "[server]\ntoken_file = 'token'"))
+
+
+def test_no_two_tokens_are_the_same(tmp_path: Path) -> None:
+    text = f"[server]\ntoken = 'secret'\n[server.tokens.x]\ntoken = '{HASH}'"
+    assert problems(tmp_path, text) == ["server.tokens.x: the same token as server.token"]
+
+
+def test_any_token_is_a_reason_not_to_warn_of_an_open_address(tmp_path: Path) -> None:
+    assert not load(tmp_path, "[server.tokens.x]\ntoken = 'a'", POSEIDON_SERVER_ADDRESS="0.0.0.0").cautions()

@@ -31,7 +31,7 @@ def create_app(parts: Parts, settings: ApiSettings) -> QuartTrio:
     app.url_map.merge_slashes = False
     app.url_map.converters["digits"] = _Digits
     _log_requests(app)
-    require_token(app, settings.token)
+    require_token(app, settings.keyring)
     _answer_errors(app, parts.claims)
     app.register_blueprint(status_routes(parts.environments, parts.overview, settings.version))
     app.register_blueprint(environments_routes(parts.environments, settings.executor))
@@ -104,5 +104,6 @@ def _log_requests(app: QuartTrio) -> None:
             path=request.path,
             duration=round(trio.current_time() - g.began, 4),
             user_agent=request.headers.get("User-Agent", ""),
+            caller=g.get("caller", ""),
         )
         return response

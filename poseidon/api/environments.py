@@ -3,6 +3,7 @@
 from quart import Blueprint, Response, request
 
 from poseidon.api.answers import empty, json
+from poseidon.api.auth import demand_admin
 from poseidon.api.bodies import parse, raw_body
 from poseidon.api.parts import Environments
 from poseidon.api.schemas import EnvironmentBody, environment_answer
@@ -20,6 +21,7 @@ def environments_routes(environments: Environments, executor: str) -> Blueprint:
 
     async def fetch_if_asked() -> None:
         if _boolean("fetch"):
+            demand_admin("fetch")
             await environments.fetch()
 
     @routes.get("")

@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 
 import structlog
 import trio
-from quart import Blueprint, Response, request
+from quart import Blueprint, Response, g, request
 from quart import websocket as current_websocket
 from quart.wrappers import Websocket
 
@@ -69,7 +69,8 @@ def _logged(socket: Websocket) -> Iterator[None]:
     try:
         yield
     finally:
-        log.debug("websocket ended", path=socket.path, duration=round(trio.current_time() - began, 4))
+        duration = round(trio.current_time() - began, 4)
+        log.debug("websocket ended", path=socket.path, duration=duration, caller=g.get("caller", ""))
 
 
 class _Client:

@@ -1,9 +1,10 @@
 """What the API needs of the daemon, each part by just what is used of it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
+from poseidon.api.auth import Keyring
 from poseidon.core.command import Command
 from poseidon.core.model import Environment, EnvironmentId, ExecutionId, Reason, Runner, RunnerId
 from poseidon.runners.execution import Client
@@ -98,8 +99,8 @@ class Parts:
 class ApiSettings:
     """What can be set about the API itself."""
 
-    token: str = ""
-    """Empty: none is asked for."""
+    keyring: Keyring = field(default_factory=Keyring)
+    """The tokens; without any, none is asked for."""
     version: str = ""
     executor: str = "local"
     """Which executor runs the environments that are put."""

@@ -3,6 +3,7 @@
 from quart import Blueprint, Response, request
 
 from poseidon.api.answers import empty, json, problem
+from poseidon.api.auth import demand_admin
 from poseidon.api.bodies import parse, raw_body
 from poseidon.api.parts import Claims
 from poseidon.api.schemas import ClaimBody, claim_answer, runner_answer
@@ -31,8 +32,11 @@ def runners_routes(claims: Claims) -> Blueprint:
     @routes.delete("/<runner>")
     async def release(runner: str) -> Response:
         await raw_body()
-        end = claims.stop if request.args.get("any") == "true" else claims.release
-        await end(RunnerId(runner))
+        if request.args.get("any") == "true":
+            demand_admin("any=true")
+            await claims.stop(RunnerId(runner))
+        else:
+            await claims.release(RunnerId(runner))
         return empty()
 
     return routes

@@ -21,6 +21,7 @@ COMMANDS = {
     "runners": "poseidon.cli.runners:runners",
     "check-config": "poseidon.cli.check_config:check_config",
     "doctor": "poseidon.cli.doctor:doctor",
+    "token": "poseidon.cli.token:token",
     "db": "poseidon.cli.db:db",
 }
 FILE = click.Path(path_type=Path, dir_okay=False)

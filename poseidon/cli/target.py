@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 from poseidon.cli.failures import CommandFailed
 from poseidon.config import Config, load_config
+from poseidon.config_access import is_hash
 
 EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 - we call, we don't listen
 """Addresses to listen on that can't be called, and what to call instead."""
@@ -39,7 +40,8 @@ def find_target(options: Options) -> Target:
     if options.url is not None:
         return Target(checked(options.url), token or "")
     server = configuration(options.config).server
-    return Target(address_url(server.address, server.port), server.token if token is None else token)
+    own = "" if is_hash(server.token) else server.token  # a hash is for those who compare
+    return Target(address_url(server.address, server.port), own if token is None else token)
 
 
 def given_token(options: Options) -> str | None:

@@ -4,10 +4,11 @@ import json
 import socket
 import struct
 from base64 import b64encode
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from websockets.trio.client import ClientConnection, connect
 from websockets.typing import Subprotocol
 
 from poseidon.api.app import create_app
+from poseidon.api.auth import Key, Keyring
 from poseidon.api.parts import ApiSettings, Parts
 from poseidon.api.server import ServerLimits, serve
 from poseidon.core.model import Allocation, EnvironmentId, RunnerId
@@ -139,6 +141,7 @@ async def open_service(
     *,
     executor: PlainExecutor | None = None,
     token: str = "",
+    keys: Sequence[Key] = (),
     limits: ServerLimits | None = None,
     claim_wait: float = 5.0,
     expiry: float = 300.0,
@@ -156,7 +159,8 @@ async def open_service(
             trio.open_nursery() as nursery,
         ):
             parts = Parts(opened.environments, opened.claims, executions, Files(opened.claims), overview)
-            app = create_app(parts, ApiSettings(token=token, version=VERSION))
+            single = [Key("test", "admin", sha256(token.encode()).digest())] if token else []
+            app = create_app(parts, ApiSettings(Keyring([*single, *keys]), version=VERSION))
             listener = socket.create_server(("127.0.0.1", 0))
             url = f"http://127.0.0.1:{listener.getsockname()[1]}/api/v1"
             await nursery.start(

@@ -1,0 +1,73 @@
+"""Settings of who may come in: tokens with roles, and what a token may look like."""
+
+import hashlib
+import re
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field, model_validator
+
+from poseidon.config_kinds import Section
+
+Role = Literal["admin", "client", "read-only"]
+
+HASHED = "sha256:"
+_DIGEST = re.compile(r"[0-9a-fA-F]{64}")
+
+
+def _sendable(secret: str) -> str:
+    """What can't be sent in a header as it is would lock everybody out, or differ between clients."""
+    if secret != secret.strip() or not secret.isprintable() or not _is_latin(secret):
+        raise ValueError("expected a secret of one line in Latin-1, without control characters or spaces round it")
+    return secret
+
+
+def _is_latin(text: str) -> bool:
+    try:
+        text.encode("latin-1")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _perhaps_hashed(token: str) -> str:
+    if is_hash(token) and not _DIGEST.fullmatch(token.removeprefix(HASHED)):
+        raise ValueError(f"expected 64 hexadecimal digits after {HASHED}")
+    return token
+
+
+Secret = Annotated[str, Field(repr=False), AfterValidator(_sendable)]
+"""Sent or received in a header, and never shown."""
+Token = Annotated[Secret, AfterValidator(_perhaps_hashed)]
+"""A token that clients send, or `sha256:` and its digest."""
+TOKEN_NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$"  # noqa: S105 - a pattern
+TokenName = Annotated[str, Field(pattern=TOKEN_NAME)]
+
+
+def is_hash(token: str) -> bool:
+    return token.startswith(HASHED)
+
+
+def digest_of(token: str) -> bytes:
+    """What is compared, and what may be stored, instead of *token*."""
+    if is_hash(token):
+        return bytes.fromhex(token.removeprefix(HASHED))
+    return hashlib.sha256(token.encode()).digest()
+
+
+def hashed(token: str) -> str:
+    """The form of *token* that can lie in a configuration without giving it away."""
+    return HASHED + digest_of(token).hex()
+
+
+class TokenSettings(Section):
+    """[server.tokens.NAME]"""
+
+    role: Role = "client"
+    token: Token = ""
+    token_file: str = ""
+
+    @model_validator(mode="after")
+    def _has_token(self) -> "TokenSettings":
+        if not self.token and not self.token_file:
+            raise ValueError("expected token or token_file in it")
+        return self
