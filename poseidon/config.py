@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from poseidon.config_access import Secret, Token, TokenName, TokenSettings, digest_of
+from poseidon.config_access import Secret, TlsSettings, Token, TokenName, TokenSettings, digest_of
 from poseidon.config_kinds import Section
 from poseidon.config_sources import Sources, gather, validated
 from poseidon.errors import ConfigError
@@ -72,6 +72,7 @@ class ServerSettings(Section):
     stall_timeout: Annotated[float, Field(gt=0)] = 60.0
     execution_expiry: Annotated[float, Field(gt=0)] = 300.0
     alert: AlertSettings = AlertSettings()
+    tls: TlsSettings = TlsSettings()
 
     @property
     def all_tokens(self) -> Mapping[str, TokenSettings]:

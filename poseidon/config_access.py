@@ -59,6 +59,23 @@ def hashed(token: str) -> str:
     return HASHED + digest_of(token).hex()
 
 
+class TlsSettings(Section):
+    """[server.tls]"""
+
+    active: bool = False
+    cert_file: str = ""
+    key_file: str = ""
+    ca_file: str = ""
+    client_ca_file: str = ""
+    min_version: Literal["1.2", "1.3"] = "1.2"
+
+    @model_validator(mode="after")
+    def _has_certificate(self) -> "TlsSettings":
+        if self.active and not self.cert_file:
+            raise ValueError("expected cert_file in it, if it is active")
+        return self
+
+
 class TokenSettings(Section):
     """[server.tokens.NAME]"""
 

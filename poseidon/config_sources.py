@@ -19,7 +19,7 @@ from poseidon.config_kinds import KeyPath, as_model, explain, is_table, item_of_
 from poseidon.errors import ConfigError
 
 PREFIX = "POSEIDON_"
-TOOLING = frozenset({"POSEIDON_URL", "POSEIDON_TOKEN", "POSEIDON_TOKEN_FILE", "POSEIDON_DEBUG"})
+TOOLING = frozenset({"POSEIDON_URL", "POSEIDON_TOKEN", "POSEIDON_TOKEN_FILE", "POSEIDON_CA_FILE", "POSEIDON_DEBUG"})
 """Variables of the command line, which are no settings."""
 
 M = TypeVar("M", bound=BaseModel)
@@ -79,6 +79,7 @@ def gather(model: type[BaseModel], file: Path | None, environ: Mapping[str, str]
     _take_credentials(model, sources, environ)
     _apply_variables(model, sources, environ)
     _open_secret_files(model, sources, lambda path: sources.get(path) if sources.setter(path) else None)
+    _anchor_files(model, sources)
     return sources
 
 
@@ -185,8 +186,12 @@ def _suggest_variable(model: type[BaseModel], name: str) -> str:
 
 
 def _secret_paths(model: type[BaseModel], sources: Sources) -> list[KeyPath]:
-    """Every secret's path; where a table's keys are free, one for each key that is there."""
-    patterns = [path for path, info in leaves(model) if not info.repr]
+    """Where a table's keys are free, one for each key that is there."""
+    return _present(model, sources, lambda _, info: not info.repr)
+
+
+def _present(model: type[BaseModel], sources: Sources, wanted: Callable[[KeyPath, FieldInfo], bool]) -> list[KeyPath]:
+    patterns = [path for path, info in leaves(model) if wanted(path, info)]
     return [path for pattern in patterns for path in _filled_in(pattern, sources)]
 
 
@@ -210,6 +215,14 @@ def _open_secret_files(model: type[BaseModel], sources: Sources, layer: Callable
             sources.complain(key, f"give this or {'.'.join(path)}, not both")
         elif secret := _read_secret(sources, key, sources.base(key) / name):
             sources.put(path, secret)
+
+
+def _anchor_files(model: type[BaseModel], sources: Sources) -> None:
+    """Make relative paths of files absolute, while it is known where they were written."""
+    for path in _present(model, sources, lambda path, _: path[-1].endswith("_file")):
+        name = sources.get(path)
+        if name and isinstance(name, str):
+            sources.put(path, str(sources.base(path) / name))
 
 
 def _take_credentials(model: type[BaseModel], sources: Sources, environ: Mapping[str, str]) -> None:

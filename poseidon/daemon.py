@@ -19,12 +19,12 @@ import trio
 
 from poseidon import __version__
 from poseidon.api.app import create_app
-from poseidon.api.auth import Key, Keyring
+from poseidon.api.auth import Keyring
 from poseidon.api.parts import ApiSettings, Parts
 from poseidon.api.server import ServerLimits, serve
+from poseidon.api.tls import open_tls
 from poseidon.config import Config
 from poseidon.config import NomadSettings as NomadConfig
-from poseidon.config_access import digest_of
 from poseidon.core.model import Environment, EnvironmentId, Reason
 from poseidon.errors import ConfigError, PoseidonError
 from poseidon.executors.base import Executor
@@ -32,6 +32,7 @@ from poseidon.executors.local.executor import open_local
 from poseidon.executors.local.ledger import SandboxRecord
 from poseidon.executors.local.settings import LocalSettings
 from poseidon.executors.nomad.settings import NomadSettings
+from poseidon.reloading import Reloading, keys_of
 from poseidon.runners.assembly import Shell, open_shell
 from poseidon.runners.executions import Executions, open_executions
 from poseidon.runners.files import Files
@@ -77,8 +78,9 @@ class Stopping:
     """A second signal: don't wait for anybody."""
 
     async def listen(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Heed SIGTERM and SIGINT."""
-        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        """Heed SIGTERM and SIGINT; on a terminal SIGHUP too, which is its end and no wish to reload."""
+        ends = (signal.SIGTERM, signal.SIGINT, *([signal.SIGHUP] if on_terminal() else []))
+        with trio.open_signal_receiver(*ends) as signals:
             task_status.started()
             async for number in signals:
                 log.info("asked to stop", signal=signal.Signals(number).name, again=self.wanted.is_set())
@@ -112,6 +114,11 @@ async def run(config: Config, *, stop_runners: bool) -> None:
     log.info("stopped")
 
 
+def on_terminal() -> bool:
+    """Whether a person has started us, and has us under their eyes."""
+    return os.isatty(0)
+
+
 async def open_executors(config: Config, store: Store, stack: AsyncExitStack) -> list[Executor]:
     """Those that are enabled. Raises ConfigError if none is, or if one can't keep what it must promise."""
     executors: list[Executor] = []
@@ -139,10 +146,10 @@ class Daemon:
     sockets: Sequence[socket.socket]
     notifier: Notifier
     server_stops: trio.Event = field(default_factory=trio.Event)
-    keyring: Keyring = field(init=False)
+    reloading: Reloading = field(init=False)
 
     def __post_init__(self) -> None:
-        self.keyring = Keyring(keys_of(self.config))
+        self.reloading = Reloading(self.config, Keyring(keys_of(self.config)), open_tls(self.config.server.tls))
 
     async def start(self) -> None:
         """The API answers first, and tells what isn't ready; systemd hears of it when all services run."""
@@ -154,6 +161,8 @@ class Daemon:
         kept = self.config.store.retention_days * DAY
         ages = Ages(kept, kept, kept)
         supervisor.add("housekeeping", partial(keep_house, self.shell.store, ages, self.shell.clock.now))
+        if not on_terminal():
+            supervisor.add("reloading", self.reloading.listen)
         supervisor.add("watchdog", partial(feed_watchdog, self.notifier))
         supervisor.add("status line", self._tell_systemd)
         await self.notifier.ready(self.overview.line())
@@ -187,10 +196,11 @@ class Daemon:
             self.shell.environments, self.shell.claims, self.executions, Files(self.shell.claims), self.overview
         )
         first = next(iter(self.shell.dispatchers))
-        app = create_app(parts, ApiSettings(self.keyring, __version__, first))
+        app = create_app(parts, ApiSettings(self.reloading.keyring, __version__, first))
         limits = ServerLimits(body=config.max_body_mb * 1024 * 1024, stall=config.stall_timeout)
         ours = [each.dup() for each in self.sockets]  # a server closes its sockets, also when it crashes
-        await serve(app, ours, limits, shutdown=self.server_stops, grace=LAST_ANSWERS, task_status=task_status)
+        tls, stops = self.reloading.tls, self.server_stops
+        await serve(app, ours, limits, shutdown=stops, grace=LAST_ANSWERS, tls=tls, task_status=task_status)
 
     async def _tell_systemd(self, *, task_status: trio.TaskStatus[None]) -> None:
         task_status.started()
@@ -218,11 +228,6 @@ def nomad_settings(wanted: NomadConfig) -> NomadSettings:
         start_timeout=wanted.start_timeout,
         list_interval=wanted.list_interval,
     )
-
-
-def keys_of(config: Config) -> list[Key]:
-    """The tokens that clients may come with."""
-    return [Key(name, each.role, digest_of(each.token)) for name, each in config.server.all_tokens.items()]
 
 
 def environments_of(config: Config, executor: str) -> list[Environment]:

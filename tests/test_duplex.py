@@ -7,6 +7,7 @@ from websockets.trio.client import ClientConnection
 from websockets.trio.server import ServerConnection, serve
 
 from poseidon.cli.conversation import connection
+from poseidon.cli.target import Target
 
 BLOCK = b"x" * 65_536
 BLOCKS = 400
@@ -29,7 +30,7 @@ async def test_input_that_the_daemon_doesnt_take_yet_never_keeps_its_output_from
         server = await nursery.start(partial(serve, speak_before_listening, 0, host="127.0.0.1", compression=None))
         port = server.listeners[0].socket.getsockname()[1]
         with trio.fail_after(20):
-            async with connection(f"ws://127.0.0.1:{port}", "") as socket, trio.open_nursery() as both:
+            async with connection(f"ws://127.0.0.1:{port}", Target("", "")) as socket, trio.open_nursery() as both:
                 both.start_soon(speak, socket)
                 for _ in range(BLOCKS):
                     heard += len(await socket.recv())

@@ -6,13 +6,15 @@ import logging
 import re
 import sys
 import warnings
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
 import pytest
 import structlog
 
 from poseidon.telemetry.logging import describe, printable, setup_logging
+from tests.logs import undone
+
+__all__ = ["undone"]
 
 NASTY = "a\nb\r\x1b[31mred\x9b1m\u2028line\u202eback\x00end\ttab\ud800"
 
@@ -20,22 +22,6 @@ NASTY = "a\nb\r\x1b[31mred\x9b1m\u2028line\u202eback\x00end\ttab\ud800"
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
-
-
-@pytest.fixture(autouse=True)
-def undone() -> Iterator[None]:
-    """Logging belongs to the whole process: put back what was."""
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    root.handlers[:] = []  # or setting up would close pytest's own
-    yield
-    logging.captureWarnings(False)
-    structlog.reset_defaults()
-    structlog.contextvars.clear_contextvars()
-    root.handlers[:] = handlers
-    root.setLevel(level)
-    for name in ("httpx", "httpcore", "hypercorn", "websockets", "quart", "alembic"):
-        logging.getLogger(name).setLevel(logging.NOTSET)
 
 
 def as_json(out: io.StringIO) -> list[dict[str, object]]:

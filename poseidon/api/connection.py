@@ -270,6 +270,7 @@ class Connection:
             try:
                 with trio.fail_after(HANDSHAKE):
                     await self._stream.do_handshake()
-            except (trio.BrokenResourceError, trio.TooSlowError):
+            except (trio.BrokenResourceError, trio.TooSlowError) as error:
+                self._log.debug("no TLS with this client: %s", error.__cause__ or error)
                 return False
         return True

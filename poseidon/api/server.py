@@ -8,7 +8,6 @@ quart-trio does otherwise is corrected in `connection.py`, `protocol.py` and `in
 import errno
 import logging
 import socket
-import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -28,6 +27,7 @@ from quart_trio.asgi import TrioASGIHTTPConnection, TrioASGIWebsocketConnection
 
 from poseidon.api.connection import Connection
 from poseidon.api.inbox import Inbox
+from poseidon.api.tls import Tls
 from poseidon.errors import ConfigError
 
 HYPERCORN = "0.18.0"
@@ -75,7 +75,7 @@ async def serve(
     *,
     shutdown: trio.Event,
     grace: float,
-    tls: ssl.SSLContext | None = None,
+    tls: Tls | None = None,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve *app* on *sockets* (bound, listening; closed at the end) until *shutdown* is set.
@@ -86,8 +86,6 @@ async def serve(
     """
     _check_version()
     configure(app, limits)
-    if tls is not None:
-        tls.set_alpn_protocols(["http/1.1"])
     config = _hypercorn(limits)
     lifespan = Lifespan(ASGIWrapper(cast(ASGIFramework, app)), config, {})
     async with trio.open_nursery() as nursery:
@@ -100,7 +98,7 @@ async def serve(
 
 
 class _Server:
-    def __init__(self, app: ASGIFramework, config: Config, limits: ServerLimits, tls: ssl.SSLContext | None) -> None:
+    def __init__(self, app: ASGIFramework, config: Config, limits: ServerLimits, tls: Tls | None) -> None:
         self._app = app
         self._config = config
         self._stall = limits.stall
@@ -166,10 +164,12 @@ class _Server:
 
     def _open(self, client: trio.socket.SocketType) -> Connection:
         plain = trio.SocketStream(client)
-        stream = (
-            plain if self._tls is None else trio.SSLStream(plain, self._tls, server_side=True, https_compatible=True)
-        )
+        stream = plain if self._tls is None else _encrypted(plain, self._tls)
         return Connection(self._app, self._config, self._context, stream, stall=self._stall, log=_log)
+
+
+def _encrypted(plain: trio.SocketStream, tls: Tls) -> trio.SSLStream[trio.SocketStream]:
+    return trio.SSLStream(plain, tls.context, server_side=True, https_compatible=True)
 
 
 def _check_version() -> None:

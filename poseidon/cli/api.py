@@ -4,14 +4,14 @@ from base64 import b64encode
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from http import HTTPStatus
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import httpx
 import msgspec
 
 from poseidon.cli import wire
 from poseidon.cli.failures import CommandFailed, DaemonRefused, DaemonUnreachable, UnexpectedAnswer, printable
-from poseidon.cli.target import Target
+from poseidon.cli.target import Target, authorities
 
 T = TypeVar("T")
 
@@ -96,7 +96,7 @@ class Api:
             yield
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             start = "start it with `poseidon serve`, or name another one with --url"
-            raise DaemonUnreachable(f"no daemon answers at {url} ({str(error) or 'timed out'}); {start}") from error
+            raise DaemonUnreachable(f"no daemon answers at {url} ({_reason(error)}); {start}") from error
         except httpx.TimeoutException as error:
             raise DaemonUnreachable(f"the daemon at {url} didn't answer in time") from error
         except httpx.DecodingError as error:
@@ -141,10 +141,10 @@ async def open_api(target: Target) -> AsyncIterator[Api]:
     """Connections to the daemon. Proxies of the environment are ignored: the token is meant for the daemon alone."""
     headers = {"Poseidon-Token": target.token} if target.token else {}
     headers |= {"Content-Type": "application/json", "Accept-Encoding": "identity"}
-    secure: dict[str, Any] = {} if target.url.startswith("https:") else {"verify": False}  # saves loading certificates
+    verify = authorities(target) if target.url.startswith("https:") else False  # saves loading certificates
     with _usable(target):
         http = httpx.AsyncClient(
-            base_url=target.url, headers=headers, timeout=TIMEOUT, limits=ONCE, trust_env=False, **secure
+            base_url=target.url, headers=headers, timeout=TIMEOUT, limits=ONCE, trust_env=False, verify=verify
         )
     async with http:
         yield Api(target, http)
@@ -156,6 +156,17 @@ def _usable(target: Target) -> Iterator[None]:
         yield
     except (httpx.InvalidURL, UnicodeError) as error:
         raise CommandFailed(f"can't call {target.url!r} with this token: {error}") from error
+
+
+def _reason(error: BaseException | None) -> str:
+    """Why there is no connection; an error without words has been made of one that has some."""
+    if isinstance(error, httpx.ConnectTimeout):
+        return "timed out"
+    while error is not None:
+        if text := str(error):
+            return printable(text)
+        error = error.__cause__ or error.__context__
+    return "no connection"
 
 
 def parse(content: bytes, kind: type[T]) -> T:

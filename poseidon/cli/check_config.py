@@ -4,6 +4,7 @@ from pathlib import Path
 
 import click
 
+from poseidon.api.tls import open_tls
 from poseidon.cli.failures import complain, printable
 from poseidon.cli.main import FILE
 from poseidon.cli.target import Options, configuration
@@ -19,6 +20,7 @@ def check_config(options: Options, file: Path | None) -> None:
     file is fine as well. Exit code 0 if it can be used; else 1, with one line for each problem.
     """
     config = configuration(file or options.config)
+    open_tls(config.server.tls)
     for caution in config.cautions():
         complain(f"careful: {printable(caution)}")
     print(f"{config.origin or 'no file'}: fine; the daemon listens on {config.server.address}:{config.server.port}")

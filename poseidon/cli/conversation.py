@@ -15,6 +15,7 @@ from websockets.typing import Subprotocol
 from poseidon.cli import wire
 from poseidon.cli.escape import Escape
 from poseidon.cli.failures import BROKEN_PIPE, INTERRUPTED, RUN_FAILED, TIME_LIMIT, CommandFailed
+from poseidon.cli.target import Target, authorities
 from poseidon.cli.terminal import STDERR, STDOUT, Terminal
 from poseidon.cli.timings import Timings
 from poseidon.duplex import DuplexConnection, quiet
@@ -63,20 +64,20 @@ class Conversation:
         self._control({"type": "signal", "signal": "INT"})
         return True
 
-    async def hold(self, url: str, token: str) -> Ending:
+    async def hold(self, url: str, target: Target) -> Ending:
         """Talk until the program ends, or one side leaves."""
         try:
-            return await self._connected(url, token)
+            return await self._connected(url, target)
         except InvalidStatus as error:
             status = error.response.status_code
             raise CommandFailed(f"the execution's WebSocket was answered with {status}") from error
         except (OSError, WebSocketException, ValueError) as error:
             raise CommandFailed(f"can't connect to the execution at {url}: {error!s}") from error
 
-    async def _connected(self, url: str, token: str) -> Ending:
+    async def _connected(self, url: str, target: Target) -> Ending:
         ending = Ending(RUN_FAILED, "the connection could not be closed")
         with trio.CancelScope() as leaving:
-            async with connection(url, token) as socket:
+            async with connection(url, target) as socket:
                 try:
                     ending = await self._meet(socket)  # turns all that may happen from here on into an ending
                 finally:
@@ -202,12 +203,13 @@ async def closed(socket: ClientConnection) -> None:
             await socket.recv()
 
 
-def connection(url: str, token: str) -> connect:
+def connection(url: str, target: Target) -> connect:
     """How to connect. No pings: while Ctrl-S holds the output, their answers would be stuck behind it."""
     return connect(
         url,
         subprotocols=[PROTOCOL],
-        additional_headers={"Poseidon-Token": token} if token else None,
+        additional_headers={"Poseidon-Token": target.token} if target.token else None,
+        ssl=authorities(target) if url.startswith("wss:") else None,
         compression=None,
         proxy=None,
         ping_interval=None,

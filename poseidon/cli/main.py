@@ -56,11 +56,18 @@ class Commands(click.Group):
 @click.option("--url", envvar="POSEIDON_URL", metavar="URL", help="The daemon, e.g. http://127.0.0.1:7200.")
 @click.option("--token", envvar="POSEIDON_TOKEN", help="Its token (others on this machine can see it: see next).")
 @click.option("--token-file", envvar="POSEIDON_TOKEN_FILE", type=FILE, help="A file that holds its token.")
+@click.option("--ca-file", envvar="POSEIDON_CA_FILE", type=FILE, help="Authority that its certificate is checked by.")
 @click.option("--config", type=FILE, help="Configuration to read address and token from, if no --url is given.")
 @click.version_option(__version__, message="poseidon %(version)s")
 @click.pass_context
 def cli(
-    context: click.Context, url: str | None, token: str | None, token_file: Path | None, config: Path | None
+    context: click.Context,
+    *,
+    url: str | None,
+    token: str | None,
+    token_file: Path | None,
+    ca_file: Path | None,
+    config: Path | None,
 ) -> None:
     """Run code in fresh, isolated runners.
 
@@ -72,7 +79,7 @@ def cli(
     Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted; `poseidon run --help` tells its own. An error is one
     line on stderr; POSEIDON_DEBUG=1 adds where in the program it came from.
     """
-    context.obj = Options(url=url, token=token, token_file=token_file, config=config)
+    context.obj = Options(url=url, token=token, token_file=token_file, config=config, ca_file=ca_file)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

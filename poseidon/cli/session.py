@@ -92,7 +92,7 @@ class Session:
             url = await self._api.execute(runner, self._request())
             self._timings.lap("execute")
             self._conversation = Conversation(self._terminal, self._timings)
-            return await self._conversation.hold(url, self._api.target.token)
+            return await self._conversation.hold(url, self._api.target)
 
     def _request(self) -> dict[str, object]:
         wish = self._wish

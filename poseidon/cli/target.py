@@ -4,6 +4,7 @@ The configuration's token is only sent to the configuration's address, never to 
 """
 
 import os
+import ssl
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -24,6 +25,7 @@ class Options:
     token: str | None = None
     token_file: Path | None = None
     config: Path | None = None
+    ca_file: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,16 +34,19 @@ class Target:
 
     url: str
     token: str
+    ca_file: str = ""
+    """Whose certificates are trusted; empty: whom the system trusts."""
 
 
 def find_target(options: Options) -> Target:
     """The daemon that *options* mean."""
     token = given_token(options)
     if options.url is not None:
-        return Target(checked(options.url), token or "")
+        return Target(checked(options.url), token or "", str(options.ca_file or ""))
     server = configuration(options.config).server
     own = "" if is_hash(server.token) else server.token  # a hash is for those who compare
-    return Target(address_url(server.address, server.port), own if token is None else token)
+    url = address_url(server.address, server.port, encrypted=server.tls.active)
+    return Target(url, own if token is None else token, str(options.ca_file or server.tls.ca_file))
 
 
 def given_token(options: Options) -> str | None:
@@ -66,10 +71,19 @@ def checked(url: str) -> str:
     return url.rstrip("/").removesuffix("/api/v1")
 
 
-def address_url(address: str, port: int) -> str:
+def address_url(address: str, port: int, *, encrypted: bool = False) -> str:
     """The URL of a daemon that listens there, called from this machine."""
     host = EVERYWHERE.get(address, address)
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{'https' if encrypted else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def authorities(target: Target) -> ssl.SSLContext:
+    """What checks the certificate of the daemon."""
+    try:
+        return ssl.create_default_context(cafile=target.ca_file or None)
+    except OSError as error:  # of a file, or ssl's own
+        reason = getattr(error, "reason", None) or error.strerror
+        raise CommandFailed(f"can't read certificates from {target.ca_file!r}: {reason}") from error
 
 
 def configuration(path: Path | None) -> Config:

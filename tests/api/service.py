@@ -2,6 +2,7 @@
 
 import json
 import socket
+import ssl
 import struct
 from base64 import b64encode
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -22,6 +23,7 @@ from poseidon.api.app import create_app
 from poseidon.api.auth import Key, Keyring
 from poseidon.api.parts import ApiSettings, Parts
 from poseidon.api.server import ServerLimits, serve
+from poseidon.api.tls import Tls
 from poseidon.core.model import Allocation, EnvironmentId, RunnerId
 from poseidon.executors.base import Ability
 from poseidon.runners.assembly import Shell, open_shell
@@ -142,6 +144,8 @@ async def open_service(
     executor: PlainExecutor | None = None,
     token: str = "",
     keys: Sequence[Key] = (),
+    tls: Tls | None = None,
+    trust: ssl.SSLContext | None = None,
     limits: ServerLimits | None = None,
     claim_wait: float = 5.0,
     expiry: float = 300.0,
@@ -162,12 +166,14 @@ async def open_service(
             single = [Key("test", "admin", sha256(token.encode()).digest())] if token else []
             app = create_app(parts, ApiSettings(Keyring([*single, *keys]), version=VERSION))
             listener = socket.create_server(("127.0.0.1", 0))
-            url = f"http://127.0.0.1:{listener.getsockname()[1]}/api/v1"
+            url = f"{'https' if tls else 'http'}://127.0.0.1:{listener.getsockname()[1]}/api/v1"
             await nursery.start(
-                partial(serve, app, [listener], limits or ServerLimits(), shutdown=shutdown, grace=grace)
+                partial(serve, app, [listener], limits or ServerLimits(), shutdown=shutdown, grace=grace, tls=tls)
             )
             headers = {b"Poseidon-Token": token.encode()} if token else {}
-            async with httpx.AsyncClient(base_url=url, headers=headers, timeout=20, trust_env=False) as http:
+            async with httpx.AsyncClient(
+                base_url=url, headers=headers, timeout=20, trust_env=False, verify=trust or True
+            ) as http:
                 yield Service(url, http, executor, store, opened, executions, overview, shutdown)
             shutdown.set()
     executor.clean()
@@ -180,13 +186,20 @@ async def until(holds: Callable[[], bool], *, within: float = 20.0) -> None:
 
 @asynccontextmanager
 async def connected(
-    url: str, *, subprotocol: str | None = None, token: str = "", queue: int | None = 16
+    url: str,
+    *,
+    subprotocol: str | None = None,
+    token: str = "",
+    queue: int | None = 16,
+    trust: ssl.SSLContext | None = None,
+    **headers: str,
 ) -> AsyncIterator[ClientConnection]:
     """A WebSocket client. A small *queue* makes it a slow reader when nobody reads."""
     async with connect(
         url,
         subprotocols=[Subprotocol(subprotocol)] if subprotocol else None,
-        additional_headers={"Poseidon-Token": token} if token else None,
+        additional_headers=({"Poseidon-Token": token} if token else {}) | headers,
+        ssl=trust,
         compression=None,
         proxy=None,
         ping_interval=None,

@@ -23,6 +23,7 @@ from wsproto.events import BytesMessage, CloseConnection, Event, Ping, Pong, Tex
 
 from poseidon.api import server
 from poseidon.api.server import ServerLimits, configure, serve
+from poseidon.api.tls import Tls
 from poseidon.errors import ConfigError
 
 LIMITS = ServerLimits(ping=None)
@@ -188,7 +189,15 @@ async def serving(
     served = Served(sockets[0].getsockname())
 
     async def run(*, task_status: trio.TaskStatus[None]) -> None:
-        await serve(app, sockets, limits, shutdown=served.shutdown, grace=grace, tls=tls, task_status=task_status)
+        await serve(
+            app,
+            sockets,
+            limits,
+            shutdown=served.shutdown,
+            grace=grace,
+            tls=Tls(tls) if tls else None,
+            task_status=task_status,
+        )
         served.stopped.set()
 
     try:
