@@ -7,16 +7,20 @@ from quart_trio import QuartTrio
 from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound, RequestEntityTooLarge
 from werkzeug.routing import BaseConverter
 
-from poseidon.api.answers import empty, problem
-from poseidon.api.auth import require_token
+from poseidon.api.answers import empty, json, problem
+from poseidon.api.auth import BROWSABLE, CHALLENGE, require_token
+from poseidon.api.description import description_routes
 from poseidon.api.environments import environments_routes
 from poseidon.api.executions import executions_routes
 from poseidon.api.files import files_routes
 from poseidon.api.parts import ApiSettings, Claims, Parts
 from poseidon.api.runners import runners_routes
+from poseidon.api.schemas import runner_answer
+from poseidon.api.shapes import Gone
 from poseidon.api.status import status_routes
 from poseidon.core.model import RunnerId
 from poseidon.errors import ExecutorError, Overloaded, PoseidonError, RunnerGone, StoreError, Unauthorized
+from poseidon.runners.facts import RunnerFacts
 
 log = structlog.get_logger(__name__)
 
@@ -34,6 +38,7 @@ def create_app(parts: Parts, settings: ApiSettings) -> QuartTrio:
     require_token(app, settings.keyring)
     _answer_errors(app, parts.claims)
     app.register_blueprint(status_routes(parts.environments, parts.overview, settings.version))
+    app.register_blueprint(description_routes(settings.version))
     app.register_blueprint(environments_routes(parts.environments, settings.executor))
     app.register_blueprint(runners_routes(parts.claims))
     app.register_blueprint(files_routes(parts.claims, parts.files))
@@ -58,11 +63,14 @@ def _answer_errors(app: QuartTrio, claims: Claims) -> None:
 
     @app.errorhandler(RunnerGone)
     async def gone(error: RunnerGone) -> Response:
-        return problem(error.status, await _explained(error, claims))
+        return json(await _explained(error, claims), error.status)
 
     @app.errorhandler(Unauthorized)
     async def unauthorized(_: Unauthorized) -> Response:
-        return empty(Unauthorized.status)
+        answer = empty(Unauthorized.status)
+        if not has_websocket_context() and request.endpoint in BROWSABLE:
+            answer.headers["WWW-Authenticate"] = CHALLENGE
+        return answer
 
     @app.errorhandler(HTTPException)
     async def http_error(error: HTTPException) -> Response:
@@ -78,16 +86,26 @@ def _answer_errors(app: QuartTrio, claims: Claims) -> None:
         return problem(status, str(error.description), headers=headers)
 
 
-async def _explained(error: RunnerGone, claims: Claims) -> str:
-    """The message with the reason also of a runner that has been gone for so long that only the store knows it."""
+async def _explained(error: RunnerGone, claims: Claims) -> Gone:
+    """The message, with the reason also of a runner that only the store remembers, and what is known of the runner."""
+    message = error.message
+    facts = await _known(claims)
+    if facts is None:
+        return {"message": message}
+    if facts.reason is not None and not message.endswith(")"):
+        message = f"{message} ({facts.reason})"
+    return {"message": message, "runner": runner_answer(facts)}
+
+
+async def _known(claims: Claims) -> RunnerFacts | None:
+    """What is known of the runner that was asked for."""
     arguments = (websocket.view_args if has_websocket_context() else request.view_args) or {}
-    if error.message.endswith(")") or "runner" not in arguments:
-        return error.message
+    if "runner" not in arguments:
+        return None
     try:
-        facts = await claims.tell(RunnerId(arguments["runner"]))
+        return await claims.tell(RunnerId(arguments["runner"]))
     except StoreError:
-        return error.message
-    return error.message if facts is None or facts.reason is None else f"{error.message} ({facts.reason})"
+        return None
 
 
 def _log_requests(app: QuartTrio) -> None:

@@ -25,6 +25,11 @@ FACTS = frozenset({"environments", "runners", "status"})
 """Blueprints whose GETs tell how things are, but nothing of what users write."""
 SHARED = frozenset({"environments.everything", "environments.one", "status.statistics"})
 """What clients read of the rest."""
+BROWSABLE = frozenset(f"description.{name}" for name in ("openapi", "messages", "page", "start", "one"))
+"""Endpoints that a browser opens by itself: HTTP Basic's password counts as the token too, the user's name doesn't.
+
+Nowhere else, for browsers add it unasked: then any web page could have them act for their user."""
+CHALLENGE = 'Basic realm="Poseidon: any name, and the token as the password", charset="UTF-8"'
 
 Role = Literal["admin", "client", "read-only"]
 
@@ -87,6 +92,8 @@ def allows(role: Role, asked: BaseRequestWebsocket) -> bool:
     """Whether *role* may do it. What nobody has thought of here is for administrators."""
     endpoint = asked.endpoint or ""
     blueprint = endpoint.partition(".")[0]
+    if endpoint in BROWSABLE:
+        return asked.method in READS
     if role == "client":
         return (blueprint in WORK and endpoint not in OF_ALL_CLIENTS) or (endpoint in SHARED and asked.method in READS)
     return role == "admin" or (blueprint in FACTS and asked.method in READS)
@@ -104,6 +111,8 @@ def _given(asked: BaseRequestWebsocket) -> str:
     if not header:
         scheme, _, credentials = asked.headers.get("Authorization", "").partition(" ")
         header = credentials.strip() if scheme.lower() == "bearer" else ""
+        if asked.endpoint in BROWSABLE and asked.authorization is not None:
+            return asked.authorization.password or header
     try:
         return header.encode("latin-1").decode()
     except UnicodeError:

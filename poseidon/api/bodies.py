@@ -9,8 +9,10 @@ from collections.abc import Mapping
 from typing import Any, NoReturn, TypeVar
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, ValidationError, model_validator
 from pydantic.alias_generators import to_camel
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 from quart import request
 
 from poseidon.errors import BadRequest
@@ -32,6 +34,16 @@ class Body(BaseModel):
         return {
             names[name.lower()]: given for name, given in value.items() if name.lower() in names and given is not None
         }
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """As above: null is the same as a missing field."""
+        described = handler(schema)
+        fields = handler.resolve_ref_schema(described)["properties"]
+        for name, field in fields.items():
+            around = {key: field.pop(key) for key in ("default", "description") if key in field}
+            fields[name] = {"anyOf": [field, {"type": "null"}], **around}
+        return described
 
 
 B = TypeVar("B", bound=Body)

@@ -27,12 +27,16 @@ def environments_routes(environments: Environments, executor: str) -> Blueprint:
     @routes.get("")
     async def everything() -> Response:
         await fetch_if_asked()
-        return json({"executionEnvironments": [environment_answer(each) for each in environments.list()]})
+        pools = environments.statistics()
+        return json(
+            {"executionEnvironments": [environment_answer(each, pools[each.id]) for each in environments.list()]}
+        )
 
     @routes.get("/<digits:identity>")
     async def one(identity: str) -> Response:
         await fetch_if_asked()
-        return json(environment_answer(environments.get(_number(identity))))
+        environment = environments.get(_number(identity))
+        return json(environment_answer(environment, environments.statistics()[environment.id]))
 
     @routes.put("/<digits:identity>")
     async def put(identity: str) -> Response:

@@ -5,34 +5,45 @@ Messages to the client are JSON objects with exactly `type` and, where it belong
 
 import signal
 from codecs import getincrementaldecoder
+from typing import assert_never
 
 import msgspec
 
+from poseidon.api.frames import (
+    TERMINAL,
+    EndOfFile,
+    Error,
+    ExitCode,
+    FromClient,
+    Message,
+    ResizeTerminal,
+    SendSignal,
+    Start,
+    Stderr,
+    Stdout,
+    Timeout,
+)
 from poseidon.core.model import Reason
 from poseidon.executors.base import Stream
 from poseidon.runners.execution_outcomes import Ending, EndOfInput, Input, Outcome, Resize, Signal
 
-TERMINAL = "poseidon.terminal.v1"
-"""The subprotocol in which binary frames are stdin, and text frames control."""
+__all__ = ["GOING_AWAY", "NORMAL", "START", "TERMINAL", "Decoder", "final_message", "understand"]
+
 NORMAL, GOING_AWAY = 1000, 1001
 
 OUT_OF_MEMORY = "the allocation was OOM Killed"
 STOPPED = "the allocation stopped as expected"
 FAILED = "Error executing the request"
+OUTPUT = {Stream.STDOUT: Stdout, Stream.STDERR: Stderr}
 
-SIGNALS = {name: getattr(signal, f"SIG{name}") for name in ("HUP", "INT", "QUIT", "KILL", "TERM", "USR1", "USR2")} | {
-    name: getattr(signal, f"SIG{name}") for name in ("ALRM", "STOP", "TSTP", "CONT", "WINCH")
-}
-
-
-def message(kind: str, data: str | int | None = None) -> str:
-    """One message."""
-    body = {"type": kind} if data is None else {"type": kind, "data": data}
-    return msgspec.json.encode(body).decode()
+_control = msgspec.json.Decoder(FromClient)
 
 
-START = message("start")
-TIMEOUT = message("timeout")
+def _frame(message: Message) -> str:
+    return msgspec.json.encode(message).decode()
+
+
+START = _frame(Start())
 
 
 class Decoder:
@@ -45,53 +56,49 @@ class Decoder:
     def decode(self, stream: Stream, data: bytes) -> str | None:
         """The message with as much of *data* as is complete; None if nothing is."""
         text = self._decoders[stream].decode(data)
-        return message(stream, text) if text else None
+        return _frame(OUTPUT[stream](text)) if text else None
 
     def rest(self) -> list[str]:
         """Messages with what never became complete."""
         rests = {stream: decoder.decode(b"", final=True) for stream, decoder in self._decoders.items()}
-        return [message(stream, text) for stream, text in rests.items() if text]
+        return [_frame(OUTPUT[stream](text)) for stream, text in rests.items() if text]
 
 
 def final_message(outcome: Outcome) -> str | None:
     """The one message that says how the execution ended; who has left gets none."""
     match outcome:
         case Outcome(Ending.EXIT, int(code)):
-            return message("exit", code & 0xFF)
+            return _frame(ExitCode(code & 0xFF))
         case Outcome(Ending.TIMEOUT) | Outcome(Ending.RUNNER_GONE, detail=Reason.INACTIVE):
-            return TIMEOUT
+            return _frame(Timeout())
         case Outcome(Ending.OUT_OF_MEMORY) | Outcome(Ending.RUNNER_GONE, detail=Reason.OUT_OF_MEMORY):
-            return message("error", OUT_OF_MEMORY)
+            return _frame(Error(OUT_OF_MEMORY))
         case Outcome(Ending.RUNNER_GONE, detail=Reason.RELEASED | Reason.STOPPED):
-            return message("error", STOPPED)
+            return _frame(Error(STOPPED))
         case Outcome(Ending.CLIENT_GONE):
             return None
         case _:
-            return message("error", FAILED)
+            return _frame(Error(FAILED))
 
 
 def understand(frame: str | bytes, *, terminal: bool) -> Input:
     """What a frame means. Control that makes no sense is nothing: the client may be newer than we are."""
     if isinstance(frame, bytes):
         return frame
-    return _control(frame) if terminal else frame.encode("utf-8", "replace")
+    return _understand_control(frame) if terminal else frame.encode("utf-8", "replace")
 
 
-def _control(frame: str) -> Input:
+def _understand_control(frame: str) -> Input:
     try:
-        said = msgspec.json.decode(frame)
+        said = _control.decode(frame)
     except (msgspec.DecodeError, RecursionError):
         return b""
     match said:
-        case {"type": "eof"}:
+        case EndOfFile():
             return EndOfInput()
-        case {"type": "resize", "rows": int(rows), "columns": int(columns)} if _is_size(rows) and _is_size(columns):
+        case ResizeTerminal(rows, columns):
             return Resize(rows, columns)
-        case {"type": "signal", "signal": str(name)} if name in SIGNALS:
-            return Signal(SIGNALS[name])
-        case _:
-            return b""
-
-
-def _is_size(number: int) -> bool:
-    return not isinstance(number, bool) and 0 <= number <= 65535
+        case SendSignal(name):
+            return Signal(getattr(signal, f"SIG{name}"))
+        case other:
+            assert_never(other)

@@ -8,7 +8,7 @@ from poseidon.api.auth import Keyring
 from poseidon.core.command import Command
 from poseidon.core.model import Environment, EnvironmentId, ExecutionId, Reason, Runner, RunnerId
 from poseidon.runners.execution import Client
-from poseidon.runners.facts import Ailment, ExecutorFacts, PoolStatistics, RunnerFacts
+from poseidon.runners.facts import Ailment, ExecutionFacts, ExecutorFacts, PoolStatistics, RunnerFacts
 from poseidon.runners.files import File
 from poseidon.supervisor import ServiceStatus
 
@@ -41,6 +41,8 @@ class Claims(Protocol):
     async def stop(self, runner: RunnerId) -> None: ...
 
     async def tell(self, runner: RunnerId) -> RunnerFacts | None: ...
+
+    async def executions_of(self, runner: RunnerId) -> ExecutionFacts: ...
 
     def list(self) -> list[RunnerFacts]: ...
 

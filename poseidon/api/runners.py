@@ -6,7 +6,7 @@ from poseidon.api.answers import empty, json, problem
 from poseidon.api.auth import demand_admin
 from poseidon.api.bodies import parse, raw_body
 from poseidon.api.parts import Claims
-from poseidon.api.schemas import ClaimBody, claim_answer, runner_answer
+from poseidon.api.schemas import ClaimBody, claim_answer, detailed_answer, runner_answer
 from poseidon.core.model import EnvironmentId, RunnerId
 
 
@@ -27,7 +27,9 @@ def runners_routes(claims: Claims) -> Blueprint:
     @routes.get("/<runner>")
     async def one(runner: str) -> Response:
         facts = await claims.tell(RunnerId(runner))
-        return problem(404, "there never was a runner with this id") if facts is None else json(runner_answer(facts))
+        if facts is None:
+            return problem(404, "there never was a runner with this id")
+        return json(detailed_answer(facts, await claims.executions_of(facts.id)))
 
     @routes.delete("/<runner>")
     async def release(runner: str) -> Response:

@@ -3,16 +3,17 @@
 import binascii
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import BeforeValidator, Field
 
+from poseidon.api import shapes
 from poseidon.api.bodies import Body
 from poseidon.api.parts import Overview
 from poseidon.core.command import Command
 from poseidon.core.model import Environment, EnvironmentId, Phase, Runner
 from poseidon.executors.base import StreamFigures
-from poseidon.runners.facts import ExecutorFacts, PoolStatistics, RunnerFacts
+from poseidon.runners.facts import ExecutionFacts, ExecutorFacts, PoolStatistics, RunnerFacts
 from poseidon.runners.files import File
 
 MOST = 2**31 - 1
@@ -20,10 +21,6 @@ MOST = 2**31 - 1
 
 def _zero_text(value: object) -> object:
     return "" if value is None else value
-
-
-def _zero_number(value: object) -> object:
-    return 0 if value is None else value
 
 
 def _no_nulls(value: object) -> object:
@@ -41,7 +38,7 @@ def _from_base64(value: object) -> object:
 
 
 Count = Annotated[int, Field(ge=0, le=MOST)]
-Port = Annotated[int, BeforeValidator(_zero_number), Field(ge=0, le=65535)]
+Port = Annotated[int, Field(ge=1, le=65535)]
 Text = Annotated[str, BeforeValidator(_zero_text)]
 
 
@@ -120,7 +117,7 @@ class FilesBody(Body):
 # Answers
 
 
-def environment_answer(environment: Environment) -> dict[str, Any]:
+def environment_answer(environment: Environment, pool: PoolStatistics) -> shapes.Environment:
     """One environment."""
     return {
         "prewarmingPoolSize": environment.pool_size,
@@ -130,10 +127,12 @@ def environment_answer(environment: Environment) -> dict[str, Any]:
         "networkAccess": environment.network_access,
         "exposedPorts": list(environment.exposed_ports),
         "id": environment.id,
+        "status": pool.status.value,
+        "message": pool.message,
     }
 
 
-def statistics_answer(statistics: Mapping[EnvironmentId, PoolStatistics]) -> dict[str, Any]:
+def statistics_answer(statistics: Mapping[EnvironmentId, PoolStatistics]) -> dict[str, shapes.Pool]:
     """The pools in the numbers that the contract knows."""
     return {
         str(identity): {
@@ -146,27 +145,39 @@ def statistics_answer(statistics: Mapping[EnvironmentId, PoolStatistics]) -> dic
     }
 
 
-def claim_answer(runner: Runner) -> dict[str, Any]:
+def claim_answer(runner: Runner) -> shapes.Claim:
     """A runner for its new owner."""
-    ports = [{"exposedPort": port.exposed, "hostAddress": port.address} for port in runner.ports]
+    ports: list[shapes.MappedPort] = [
+        {"exposedPort": port.exposed, "hostAddress": port.address} for port in runner.ports
+    ]
     return {"runnerId": runner.id, "mappedPorts": ports}
 
 
-def runner_answer(facts: RunnerFacts) -> dict[str, Any]:
+def runner_answer(facts: RunnerFacts) -> shapes.Runner:
     """One runner, living or gone."""
-    answer = {
+    answer: shapes.Runner = {
         "id": facts.id,
         "environmentId": facts.environment,
-        "phase": facts.phase,
+        "phase": facts.phase.value,
         "node": facts.node,
         "allocation": facts.allocation,
+        "job": facts.job,
         "readyAt": moment(facts.ready_at),
         "claimedAt": moment(facts.claimed_at),
         "expiresAt": moment(facts.expires_at),
     }
     if facts.phase is Phase.GONE:
-        answer |= {"reason": facts.reason, "goneAt": moment(facts.gone_at)}
+        answer["reason"] = facts.reason
+        answer["goneAt"] = moment(facts.gone_at)
     return answer
+
+
+def detailed_answer(facts: RunnerFacts, executions: ExecutionFacts) -> shapes.RunnerInDetail:
+    """One runner, and what ran in it."""
+    return {
+        **runner_answer(facts),
+        "executions": {"count": executions.count, "lastOutcome": executions.last_outcome},
+    }
 
 
 def status_answer(
@@ -174,7 +185,7 @@ def status_answer(
     overview: Overview,
     environments: list[Environment],
     statistics: Mapping[EnvironmentId, PoolStatistics],
-) -> dict[str, Any]:
+) -> shapes.Status:
     """Everything, for operators."""
     pools = [_pool(environment, statistics[environment.id]) for environment in environments]
     return {
@@ -192,7 +203,11 @@ def status_answer(
             for service in overview.services()
         ],
         "environments": pools,
-        "runners": {what: sum(pool[what] for pool in pools) for what in ("idle", "used", "starting")},
+        "runners": {
+            "idle": sum(pool["idle"] for pool in pools),
+            "used": sum(pool["used"] for pool in pools),
+            "starting": sum(pool["starting"] for pool in pools),
+        },
         "executors": [_executor(each) for each in overview.executors()],
         "abilities": [
             {"executor": each.name, "name": ability.name, "holds": ability.holds, "how": ability.how}
@@ -203,7 +218,7 @@ def status_answer(
     }
 
 
-def _pool(environment: Environment, pool: PoolStatistics) -> dict[str, Any]:
+def _pool(environment: Environment, pool: PoolStatistics) -> shapes.PoolState:
     return {
         "id": environment.id,
         "image": environment.image,
@@ -217,7 +232,7 @@ def _pool(environment: Environment, pool: PoolStatistics) -> dict[str, Any]:
     }
 
 
-def _executor(facts: ExecutorFacts) -> dict[str, Any]:
+def _executor(facts: ExecutorFacts) -> shapes.ExecutorState:
     return {
         "name": facts.name,
         "reachable": facts.reachable,
@@ -227,7 +242,7 @@ def _executor(facts: ExecutorFacts) -> dict[str, Any]:
     }
 
 
-def _stream(figures: StreamFigures) -> dict[str, Any]:
+def _stream(figures: StreamFigures) -> shapes.StreamState:
     return {
         "connected": figures.connected,
         "age": _rounded(figures.age),

@@ -17,8 +17,8 @@ from poseidon.errors import Draining, EnvironmentNotFound, Overloaded, RunnerGon
 from poseidon.executors.base import Executor
 from poseidon.runners.deadlines import Deadlines
 from poseidon.runners.dispatcher import Dispatcher, Ticket
-from poseidon.runners.facts import RunnerFacts
-from poseidon.store.queries import gone_runner
+from poseidon.runners.facts import ExecutionFacts, RunnerFacts
+from poseidon.store.queries import count_executions, gone_runner
 
 T = TypeVar("T")
 log = structlog.get_logger(__name__)
@@ -267,6 +267,10 @@ class Claims:
             return self._recent[runner]
         return await self._reads.read(partial(_gone_facts, runner=runner))
 
+    async def executions_of(self, runner: RunnerId) -> ExecutionFacts:
+        """What ran in a runner. Raises StoreError."""
+        return ExecutionFacts(*await self._reads.read(partial(count_executions, runner=runner)))
+
     def list(self) -> "list[RunnerFacts]":
         """All living runners."""
         return [self._facts(runner) for runner in self._all()]
@@ -310,4 +314,5 @@ def _gone_facts(connection: Connection, runner: RunnerId) -> RunnerFacts | None:
         found.claimed_at,
         None,
         found.gone_at,
+        job=found.job,
     )

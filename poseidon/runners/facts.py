@@ -22,6 +22,7 @@ class RunnerFacts:
     expires_at: float | None = None
     gone_at: float | None = None
     ports: tuple[Port, ...] = ()
+    job: str | None = None
 
     @classmethod
     def of(cls, runner: Runner, expires_at: float | None = None) -> "RunnerFacts":
@@ -38,7 +39,17 @@ class RunnerFacts:
             expires_at,
             runner.gone_at,
             runner.ports,
+            runner.job,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutionFacts:
+    """What ran in a runner, as far as it is kept."""
+
+    count: int = 0
+    last_outcome: str | None = None
+    """Of the one that ended last."""
 
 
 class PoolStatus(StrEnum):

@@ -115,6 +115,17 @@ def load_waiting_executions(connection: Connection) -> tuple[WaitingExecution, .
     return tuple(_waiting_of(row) for row in rows)
 
 
+def count_executions(connection: Connection, runner: RunnerId) -> tuple[int, str | None]:
+    """How many *runner* has had, and the outcome of the one that ended last."""
+    rows = select(
+        connection,
+        "SELECT (SELECT count(*) FROM executions WHERE runner = :runner) AS n, (SELECT outcome FROM executions "
+        "WHERE runner = :runner AND ended_at IS NOT NULL ORDER BY ended_at DESC, rowid DESC LIMIT 1) AS outcome",
+        {"runner": runner},
+    )
+    return rows[0]["n"], rows[0]["outcome"]
+
+
 def _end_row(end: ExecutionEnd, at: float) -> dict[str, object]:
     return {
         "at": to_text(at),

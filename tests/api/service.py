@@ -15,12 +15,14 @@ from typing import Any
 
 import httpx
 import trio
+from jsonschema import Draft202012Validator
 from websockets.exceptions import ConnectionClosed
 from websockets.trio.client import ClientConnection, connect
 from websockets.typing import Subprotocol
 
 from poseidon.api.app import create_app
 from poseidon.api.auth import Key, Keyring
+from poseidon.api.openapi import websocket_schema
 from poseidon.api.parts import ApiSettings, Parts
 from poseidon.api.server import ServerLimits, serve
 from poseidon.api.tls import Tls
@@ -36,6 +38,7 @@ from tests.fakes.plain import PlainExecutor
 from tests.runners import shell
 
 VERSION = "1.2.3-test"
+PUBLISHED = Draft202012Validator(websocket_schema() | {"$ref": "#/$defs/ToClient"})
 TERMINAL = "poseidon.terminal.v1"
 
 
@@ -250,9 +253,10 @@ async def next_of(connection: ClientConnection, kind: str, *, within: float = 10
 
 
 def checked(frame: str | bytes) -> dict[str, Any]:
-    """A message, if it is one by the clients' schema."""
+    """A message, if it is one by the clients' schema, and by the one that we publish."""
     message = json.loads(frame)
     assert isinstance(message, dict), message
+    PUBLISHED.validate(message)
     match message:
         case {"type": "start" | "timeout", **rest}:
             assert not rest, message

@@ -29,6 +29,11 @@ TABLE: dict[tuple[str, str], Sequence[str]] = {
     ("POST", "/runners/x/execute"): CLIENT,
     ("GET", "/runners/x/websocket"): CLIENT,
     ("GET", "/status"): READER,
+    ("GET", "/openapi.json"): ALL,
+    ("GET", "/websocket-schema.json"): ALL,
+    ("GET", "/docs"): ALL,
+    ("GET", "/docs/start.js"): ALL,
+    ("GET", "/docs/x"): ALL,
 }
 """Which roles may; health and version are for everybody. A route that you add wants a line here: who may use it?"""
 KEYS = [Key(f"the {role}", role, sha256(f"{role}-token".encode()).digest()) for role in ALL]  # type: ignore[arg-type]
