@@ -1,4 +1,4 @@
-# For tests on a cluster without containers: runners are processes of their node, so nothing is confined.
+# For tests on a real cluster: by default runners are processes of their node, so nothing is confined.
 # Comes back quickly, so that restarts and moves can be watched.
 job "template-0" {
   datacenters = ["*", "dc1"]
