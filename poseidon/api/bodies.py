@@ -64,7 +64,7 @@ def validated(value: object, model: type[B]) -> B:
     try:
         return model.model_validate(value)
     except ValidationError as error:
-        raise BadRequest(_explain(error)) from None
+        raise BadRequest(explain(error)) from None
 
 
 def decode(raw: bytes) -> object:
@@ -105,7 +105,7 @@ def _whole(value: Any) -> Any:
     return value
 
 
-def _explain(error: ValidationError) -> str:
+def explain(error: ValidationError) -> str:
     """Where and what, but never the values: they may be long or secret."""
     lines = []
     for each in error.errors(include_url=False, include_context=False, include_input=False):

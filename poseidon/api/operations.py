@@ -12,7 +12,7 @@ from poseidon.api.bodies import Body
 from poseidon.api.frames import TERMINAL
 from poseidon.api.schemas import ClaimBody, EnvironmentBody, ExecuteBody, FilesBody
 
-JSON, HTML = "application/json", "text/html"
+JSON, HTML, BINARY = "application/json", "text/html", "application/octet-stream"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +60,8 @@ class Operation:
 
 HEADERS: dict[str, tuple[str, Mapping[str, Any]]] = {
     "Retry-After": ("Seconds to wait before another try.", {"type": "integer", "minimum": 1}),
+    "Content-Length": ("Bytes of the file.", {"type": "integer", "minimum": 0}),
+    "Content-Disposition": ("The file's name.", {"type": "string"}),
     "Allow": ("The methods that the path has.", {"type": "string"}),
     "Upgrade": ("websocket", {"type": "string"}),
     "Sec-WebSocket-Version": ("The version that is spoken.", {"type": "string"}),
@@ -254,4 +256,36 @@ DESCRIPTION = (
     ),
 )
 
-OPERATIONS = (*STATUS, *DESCRIPTION, *ENVIRONMENTS, *RUNNERS)
+NOT_ACCESSIBLE = Answer("There is no such file, or it can't be read with these rights.", shapes.Problem)
+PRIVILEGED = flag("privilegedExecution", "As root of the runner.")
+
+FILES = (
+    Operation(
+        "GET",
+        "/runners/{runner}/files",
+        "files",
+        "List files",
+        {200: Answer("All of them.", shapes.FileList), 410: GONE, 424: NOT_ACCESSIBLE},
+        query=(
+            Parameter("path", "Relative to the workspace, or absolute.", {"type": "string", "default": "./"}),
+            flag("recursive", "With what is in folders; names then begin with the path.", default=True),
+            PRIVILEGED,
+        ),
+        text="Hidden files are left out. No link is followed.",
+    ),
+    Operation(
+        "GET",
+        "/runners/{runner}/files/raw",
+        "files",
+        "Download a file",
+        {
+            200: Answer("Its content.", more={BINARY: {}}, headers=("Content-Length", "Content-Disposition")),
+            410: GONE,
+            424: NOT_ACCESSIBLE,
+        },
+        query=(Parameter("path", "Links are followed.", {"type": "string"}), PRIVILEGED),
+        text="Regular files only. The connection is cut before the end if the file becomes shorter meanwhile.",
+    ),
+)
+
+OPERATIONS = (*STATUS, *DESCRIPTION, *ENVIRONMENTS, *RUNNERS, *FILES)

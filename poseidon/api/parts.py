@@ -1,15 +1,18 @@
 """What the API needs of the daemon, each part by just what is used of it."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from poseidon.api.auth import Keyring
 from poseidon.core.command import Command
+from poseidon.core.listing import Entry
 from poseidon.core.model import Environment, EnvironmentId, ExecutionId, Reason, Runner, RunnerId
 from poseidon.runners.execution import Client
 from poseidon.runners.facts import Ailment, ExecutionFacts, ExecutorFacts, PoolStatistics, RunnerFacts
-from poseidon.runners.files import File
+from poseidon.runners.files_archive import File
+from poseidon.runners.files_download import Download
 from poseidon.supervisor import ServiceStatus
 
 
@@ -61,6 +64,10 @@ class Files(Protocol):
     """Files of runners (poseidon.runners.files)."""
 
     async def update(self, runner: RunnerId, *, delete: Sequence[str], copy: Sequence[File]) -> None: ...
+
+    async def list(self, runner: RunnerId, path: str, *, recursive: bool, privileged: bool) -> list[Entry]: ...
+
+    def read(self, runner: RunnerId, path: str, *, privileged: bool) -> AbstractAsyncContextManager[Download]: ...
 
 
 class Overview(Protocol):

@@ -14,7 +14,7 @@ from poseidon.core.command import Command
 from poseidon.core.model import Environment, EnvironmentId, Phase, Runner
 from poseidon.executors.base import StreamFigures
 from poseidon.runners.facts import ExecutionFacts, ExecutorFacts, PoolStatistics, RunnerFacts
-from poseidon.runners.files import File
+from poseidon.runners.files_archive import File
 
 MOST = 2**31 - 1
 

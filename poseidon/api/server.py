@@ -9,6 +9,7 @@ import errno
 import logging
 import socket
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
@@ -21,14 +22,15 @@ from hypercorn.config import Config
 from hypercorn.trio.lifespan import Lifespan
 from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ASGIFramework, ASGIReceiveCallable, ASGISendCallable, ASGISendEvent
-from quart.wrappers import Response
+from quart.wrappers import Request
 from quart_trio import QuartTrio
 from quart_trio.asgi import TrioASGIHTTPConnection, TrioASGIWebsocketConnection
 
+from poseidon.api.answers import UNTIL_ANSWERED
 from poseidon.api.connection import Connection
 from poseidon.api.inbox import Inbox
 from poseidon.api.tls import Tls
-from poseidon.errors import ConfigError
+from poseidon.errors import ConfigError, PoseidonError
 
 HYPERCORN = "0.18.0"
 LAST_WORDS = 1.0
@@ -215,10 +217,20 @@ class _HttpRequest(TrioASGIHTTPConnection):
         request = self._create_request_from_scope(send)
         request.body.append(body)
         request.body.set_complete()
-        response = await self.app.handle_request(request)
-        timeout = response.timeout if isinstance(response, Response) else None
-        with trio.move_on_after(timeout if isinstance(timeout, int | float) else float("inf")):
-            await self._send_response(send, response)
+        await self._answer(request, send)
+
+    async def handle_request(self, nursery: trio.Nursery, request: Request, send: ASGISendCallable) -> None:  # type: ignore[override]
+        await self._answer(request, send)
+        nursery.cancel_scope.cancel()
+
+    async def _answer(self, request: Request, send: ASGISendCallable) -> None:
+        async with AsyncExitStack() as kept:
+            request.scope[UNTIL_ANSWERED] = kept  # type: ignore[literal-required]
+            response = await self.app.handle_request(request)
+            try:
+                await self._send_response(send, response)
+            except PoseidonError as error:  # too late for another answer: the client sees that this one is incomplete
+                _log.warning("answer broken off: %s", error.message)
 
 
 class _WebSocketRequest(TrioASGIWebsocketConnection):

@@ -87,6 +87,25 @@ class Runner(TypedDict):
     goneAt: NotRequired[Moment | None]
 
 
+class FileEntry(TypedDict):
+    """A file, folder, link or anything else that has a name."""
+
+    name: str
+    entryType: Annotated[str, Field(description="`-` file, `d` folder, `l` link, `b`, `c`, `p`, `s`", max_length=1)]
+    size: int
+    modificationTime: Annotated[int, Field(description="seconds since the epoch")]
+    permissions: Annotated[str, Field(min_length=9, max_length=9, examples=["rwxr--r--"])]
+    owner: str
+    group: str
+    linkTarget: NotRequired[str]
+
+
+class FileList(TypedDict):
+    """What lies there, sorted by name."""
+
+    files: list[FileEntry]
+
+
 class Executions(TypedDict):
     """What ran in a runner."""
 

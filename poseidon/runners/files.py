@@ -1,36 +1,33 @@
-"""Files in a runner: deleted and copied by programs inside its sandbox, so that no path leads out of it.
+"""Files in a runner: listed, read, deleted and copied by programs inside its sandbox, so that no path leads out of it.
 
 Names never meet a shell: they are arguments, or lie in the archive.
 """
 
-import tarfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass, field, replace
-from posixpath import normpath
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, contextmanager
+from functools import partial
 from typing import Protocol
 
 import trio
 
 from poseidon.core.command import Command
+from poseidon.core.listing import Entry
 from poseidon.core.model import Allocation, Runner, RunnerId
-from poseidon.errors import BadRequest, ExecutorError, FilesFailed, Unsupported
-from poseidon.executors.base import Executor, Exit, Process, Stream
+from poseidon.errors import BadRequest, FilesFailed, PoseidonError
+from poseidon.executors.base import Executor
+from poseidon.runners.files_archive import File, archived, cleaned, possible
+from poseidon.runners.files_download import Download, open_download, read_command
+from poseidon.runners.files_listing import list_files
+from poseidon.runners.files_programs import Place, as_allowed, fed, repeated
 
-CHUNK = 64 * 1024
 WITHIN = 300.0
 """Seconds that a copy may take."""
-KILL_WITHIN = 6.0
-OUTPUT_WITHIN = 1.0
-"""Seconds that output may still come after the program's end."""
-SAID_MOST = 8 * 1024
-"""Bytes of each stream that the message of a failure may quote."""
+LIST_WITHIN = 60.0
+PARSERS = 2
+"""Listings that are taken apart at once, so that many large ones don't need their memory together."""
 PATHS_MOST = 1024 * 1024
 """Bytes of all paths to delete: they are arguments of a program."""
-FILE_MODE = 0o744
-FOLDER_MODE = 0o1777
-"""Everybody may add files to a copied folder, but not remove those that were copied."""
 
 UPDATE = """\
 failed=0
@@ -53,14 +50,6 @@ exit "$failed"
 Tasks of Nomad's driver raw_exec, and images without a working folder, begin in /: it would be the whole system."""
 
 
-@dataclass(frozen=True, slots=True)
-class File:
-    """What is to be copied. A path that ends in a slash is a folder, whose content doesn't count."""
-
-    path: str
-    content: bytes = b""
-
-
 class Claims(Protocol):
     """What file operations need to know of runners."""
 
@@ -72,70 +61,65 @@ class Claims(Protocol):
 
 
 class Files:
-    """File operations in runners that are in use. Each is activity."""
+    """File operations in runners that are in use. Each is activity. Where there is one user only, that one does all.
+
+    All raise RunnerGone, BadRequest, FilesFailed, ExecutorError.
+    """
 
     def __init__(self, claims: Claims, now: Callable[[], float] = time.time) -> None:
         self._claims = claims
         self._now = now
+        self._parsers = trio.CapacityLimiter(PARSERS)
 
     async def update(self, runner: RunnerId, *, delete: Sequence[str], copy: Sequence[File]) -> None:
-        """Delete first, then copy. What fails doesn't keep the rest from being done.
-
-        Raises RunnerGone, BadRequest, FilesFailed, ExecutorError.
-        """
+        """Delete first, then copy. What fails doesn't keep the rest from being done."""
         found = self._claims.used(runner)
         archive = archived(copy, int(self._now()))
         command = Command(argv=("/bin/bash", "-c", UPDATE, "poseidon", *_paths(delete)), privileged=True, tty=False)
-        with self._claims.hold(runner):
-            await self._run(found, command, archive)
+        with self._within(WITHIN, "file copy"), self._at_work(found) as place:
+            ended, said = await as_allowed(command, partial(fed, place, pieces=archive))
+            if ended.code != 0:
+                raise FilesFailed(f"file copy failed: {said}")
 
-    async def _run(self, runner: Runner, command: Command, archive: Iterator[bytes]) -> None:
-        executor, allocation = self._claims.place(runner)
+    async def list(self, runner: RunnerId, path: str, *, recursive: bool, privileged: bool) -> list[Entry]:
+        """What lies at *path*, sorted by name. Raises FilesNotAccessible too."""
+        found = self._claims.used(runner)
+        path = possible(path)
+        with self._within(LIST_WITHIN, "listing"), self._at_work(found) as place:
+            return await list_files(place, path, recursive=recursive, privileged=privileged, parsers=self._parsers)
+
+    @asynccontextmanager
+    async def read(self, runner: RunnerId, path: str, *, privileged: bool) -> AsyncIterator[Download]:
+        """The content of the regular file at *path*, links followed. Raises FilesNotAccessible too."""
+        found = self._claims.used(runner)
+        command = read_command(possible(path), privileged=privileged)
+        async with AsyncExitStack() as stack:
+            with self._at_work(found) as place:
+                stack.enter_context(self._claims.hold(runner))
+
+                async def opened(allowed: Command) -> Download:
+                    return await stack.enter_async_context(open_download(place, allowed))
+
+                download = await repeated(partial(as_allowed, command, opened))
+            yield download
+
+    @contextmanager
+    def _at_work(self, runner: Runner) -> Iterator[Place]:
         try:
-            with trio.fail_after(WITHIN):
-                try:
-                    await _fed(executor, allocation, command, archive)
-                except Unsupported:  # here everything belongs to the only user anyway
-                    await _fed(executor, allocation, replace(command, privileged=False), archive)
-        except trio.TooSlowError:
-            raise FilesFailed(f"file copy failed: not done within {WITHIN:g} seconds") from None
-        except ExecutorError:
+            with self._claims.hold(runner.id):
+                yield Place(*self._claims.place(runner))
+        except PoseidonError:
             self._claims.used(runner.id)  # that it is gone explains it better
             raise
 
-
-def archived(files: Sequence[File], modified: int) -> Iterator[bytes]:
-    """*files* as a tar archive, piece by piece. Raises BadRequest at once for a path that can't be archived."""
-    headers = [_header(file, modified) for file in files]
-    return _pieces(files, headers)
-
-
-def _pieces(files: Sequence[File], headers: Sequence[bytes]) -> Iterator[bytes]:
-    for file, header in zip(files, headers, strict=True):
-        yield header
-        if not file.path.endswith("/"):
-            for start in range(0, len(file.content), CHUNK):
-                yield file.content[start : start + CHUNK]
-            yield bytes(-len(file.content) % tarfile.BLOCKSIZE)
-    yield bytes(2 * tarfile.BLOCKSIZE)
-
-
-def _header(file: File, modified: int) -> bytes:
-    entry = tarfile.TarInfo(cleaned(file.path))
-    entry.mtime = modified
-    if file.path.endswith("/"):
-        entry.type, entry.mode = tarfile.DIRTYPE, FOLDER_MODE
-    else:
-        entry.size, entry.mode = len(file.content), FILE_MODE
-    return entry.tobuf(tarfile.GNU_FORMAT, "utf-8", "strict")
-
-
-def cleaned(path: str) -> str:
-    """*path* without detours. Raises BadRequest for what no file can be called."""
-    if "\0" in path:
-        raise BadRequest(f"the path {path!r} contains a NUL character")
-    clean = normpath(path) if path else "."
-    return clean[1:] if clean.startswith("//") else clean
+    @staticmethod
+    @contextmanager
+    def _within(seconds: float, what: str) -> Iterator[None]:
+        try:
+            with trio.fail_after(seconds):
+                yield
+        except trio.TooSlowError:
+            raise FilesFailed(f"{what} failed: not done within {seconds:g} seconds") from None
 
 
 def _paths(delete: Sequence[str]) -> list[str]:
@@ -143,69 +127,3 @@ def _paths(delete: Sequence[str]) -> list[str]:
     if sum(len(path.encode()) + 1 for path in paths) > PATHS_MOST:
         raise BadRequest(f"the paths to delete exceed {PATHS_MOST} bytes together")
     return paths
-
-
-@dataclass(slots=True)
-class _Said:
-    """What a command has written so far; its beginning is what counts."""
-
-    stdout: bytearray = field(default_factory=bytearray)
-    stderr: bytearray = field(default_factory=bytearray)
-    complete: trio.Event = field(default_factory=trio.Event)
-
-    def add(self, stream: Stream, data: bytes) -> None:
-        kept = self.stdout if stream is Stream.STDOUT else self.stderr
-        kept += data[: SAID_MOST - len(kept)]
-
-    def __str__(self) -> str:
-        stderr, stdout = self.stderr.decode("utf-8", "replace"), self.stdout.decode("utf-8", "replace")
-        return f"stderr output '{stderr}' and stdout output '{stdout}'"
-
-
-async def _fed(executor: Executor, allocation: Allocation, command: Command, archive: Iterator[bytes]) -> None:
-    """Run *command* with *archive* as its input. Raises FilesFailed with what it said."""
-    said = _Said()
-    async with executor.execute(allocation, command) as process:
-        try:
-            ended = await _attend(process, archive, said)
-        except BaseException:  # the client has left, or the time is over: nothing of it may go on
-            with trio.move_on_after(KILL_WITHIN, shield=True), suppress(ExecutorError):
-                await process.kill()
-            raise
-    if isinstance(ended, ExecutorError):
-        raise ended
-    if ended.code != 0:
-        raise FilesFailed(f"file copy failed: {said}")
-
-
-async def _attend(process: Process, archive: Iterator[bytes], said: _Said) -> Exit | ExecutorError:
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(_feed, process, archive)
-        nursery.start_soon(_listen, process, said)
-        ended = await _waited(process)
-        with trio.move_on_after(OUTPUT_WITHIN):
-            await said.complete.wait()
-        nursery.cancel_scope.cancel(reason="the command has ended")
-    return ended
-
-
-async def _waited(process: Process) -> Exit | ExecutorError:
-    """The end, as a value: nurseries on the way would wrap the error into groups."""
-    try:
-        return await process.wait()
-    except ExecutorError as error:
-        return error
-
-
-async def _feed(process: Process, archive: Iterator[bytes]) -> None:
-    with suppress(ExecutorError):  # the process's end tells of it
-        for piece in archive:
-            await process.send(piece)
-        await process.close_stdin()
-
-
-async def _listen(process: Process, said: _Said) -> None:
-    with suppress(ExecutorError):
-        while chunk := await process.receive():
-            said.add(*chunk)
-    said.complete.set()

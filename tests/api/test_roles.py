@@ -26,6 +26,8 @@ TABLE: dict[tuple[str, str], Sequence[str]] = {
     ("GET", "/runners/x"): ALL,
     ("DELETE", "/runners/x"): CLIENT,
     ("PATCH", "/runners/x/files"): CLIENT,
+    ("GET", "/runners/x/files"): CLIENT,
+    ("GET", "/runners/x/files/raw"): CLIENT,
     ("POST", "/runners/x/execute"): CLIENT,
     ("GET", "/runners/x/websocket"): CLIENT,
     ("GET", "/status"): READER,

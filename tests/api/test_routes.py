@@ -30,6 +30,8 @@ ROUTES = [
     ("GET", "/runners/x"),
     ("DELETE", "/runners/x"),
     ("PATCH", "/runners/x/files"),
+    ("GET", "/runners/x/files"),
+    ("GET", "/runners/x/files/raw"),
     ("POST", "/runners/x/execute"),
     ("GET", "/runners/x/websocket"),
     ("GET", "/status"),

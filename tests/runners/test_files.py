@@ -13,7 +13,7 @@ import trio
 
 from poseidon.errors import BadRequest, ConnectionLost
 from poseidon.runners import files
-from poseidon.runners.files import File, archived, cleaned
+from poseidon.runners.files_archive import File, archived, cleaned
 from tests.api.service import Service, open_service, until
 
 
