@@ -94,6 +94,11 @@ FIGURES = (
     Figure("cycle.one.rate", "such cycles", RATE),
     Figure("cycle.ten", "the same with 10 clients", MS),
     Figure("cycle.ten.rate", "such cycles", RATE),
+    Figure("cycle.fifty", "the same with 50 clients", MS),
+    Figure("cycle.fifty.rate", "such cycles", RATE),
+    Figure("hostile.health", "GET /health among hostile clients", MS, "before they came"),
+    Figure("hostile.health.p99", "its 99th percentile", MS, "before they came", at_most(100)),
+    Figure("hostile.memory", "the daemon's peak rise meanwhile (RSS)", MB, "", at_most(150)),
     Figure("http.one", "GET /health, one client", RATE, "plain Hypercorn and Quart"),
     Figure("http.sixteen", "GET /health, 16 clients", RATE, "plain Hypercorn and Quart"),
 )

@@ -49,7 +49,7 @@ async def measure_starts(site: Site) -> None:
 
 
 async def measure_cycles(site: Site) -> None:
-    """One client beside the bare executor, then ten at once."""
+    """One client beside the bare executor, then ten and fifty at once."""
     pick, note = site.bench.pick, site.bench.report.note
     await site.client.put(pick(12, 3))
     cycles: list[float] = []
@@ -64,11 +64,12 @@ async def measure_cycles(site: Site) -> None:
     await site.client.full()
     alone = await rush([partial(cycle, site.client)], seconds=pick(4.0, 0.3))
     note("cycle.one.rate", [alone.rate])
-    async with open_clients(site.daemon, 10) as clients:
-        await site.client.full()
-        together = await rush([partial(cycle, each) for each in clients], seconds=pick(8.0, 0.3))
-    note("cycle.ten", together.each)
-    note("cycle.ten.rate", [together.rate])
+    for name, clients, seconds in (("cycle.ten", pick(10, 2), 8.0), ("cycle.fifty", pick(50, 4), 15.0)):
+        async with open_clients(site.daemon, clients) as several:
+            await site.client.full()
+            together = await rush([partial(cycle, each) for each in several], seconds=pick(seconds, 0.3))
+        note(name, together.each)
+        note(f"{name}.rate", [together.rate])
 
 
 async def cycle(client: Client) -> None:

@@ -53,7 +53,7 @@ class Daemon:
             key: value for key, value in os.environ.items() if not key.startswith(("POSEIDON_", "PYTHON", "COV"))
         }
         environ |= {"POSEIDON_STORE_PATH": str(self.folder / "poseidon.db"), "POSEIDON_SERVER_PORT": str(self.port)}
-        environ |= {"POSEIDON_LOCAL_MAXRUNNERS": "200", "PYTHONPATH": str(TOP)}
+        environ |= {"POSEIDON_LOCAL_MAXRUNNERS": "200", "POSEIDON_SERVER_CLAIMWAIT": "60", "PYTHONPATH": str(TOP)}
         with (self.folder / "log").open("ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, *self.program, *arguments],

@@ -5,6 +5,7 @@ from bench.context import Bench, Measurement
 from bench.cycles import measure_cycles, measure_starts
 from bench.daemons import open_clients, open_daemon
 from bench.executions import measure_commands, measure_idle
+from bench.hostile import measure_hostile
 from bench.outputs import measure_output
 from bench.site import Part, Site
 
@@ -23,7 +24,11 @@ PARTS: tuple[tuple[tuple[str, ...], Part], ...] = (
         measure_commands,
     ),
     (("output.pipes", "output.tty", "output.memory", "output.slow"), measure_output),
-    (("cycle.one", "cycle.one.rate", "cycle.ten", "cycle.ten.rate"), measure_cycles),
+    (
+        ("cycle.one", "cycle.one.rate", "cycle.ten", "cycle.ten.rate", "cycle.fifty", "cycle.fifty.rate"),
+        measure_cycles,
+    ),
+    (("hostile.health", "hostile.health.p99", "hostile.memory"), measure_hostile),
 )
 
 
