@@ -15,12 +15,14 @@ from poseidon.api.executions import executions_routes
 from poseidon.api.files import files_routes
 from poseidon.api.parts import ApiSettings, Claims, Parts
 from poseidon.api.runners import runners_routes
+from poseidon.api.runs import runs_routes
 from poseidon.api.schemas import runner_answer
 from poseidon.api.shapes import Gone
 from poseidon.api.status import status_routes
 from poseidon.core.model import RunnerId
 from poseidon.errors import ExecutorError, Overloaded, PoseidonError, RunnerGone, StoreError, Unauthorized
 from poseidon.runners.facts import RunnerFacts
+from poseidon.runners.runs import Runs
 
 log = structlog.get_logger(__name__)
 
@@ -43,6 +45,7 @@ def create_app(parts: Parts, settings: ApiSettings) -> QuartTrio:
     app.register_blueprint(runners_routes(parts.claims))
     app.register_blueprint(files_routes(parts.claims, parts.files))
     app.register_blueprint(executions_routes(parts.claims, parts.executions))
+    app.register_blueprint(runs_routes(parts.environments, Runs(parts.claims, parts.files, parts.executions)))
     return app
 
 

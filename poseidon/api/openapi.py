@@ -30,6 +30,7 @@ TAGS = {
     "runners": "Who has which sandbox.",
     "files": "What lies in a runner's workspace.",
     "executions": "Commands in runners.",
+    "runs": "All of these at once.",
     "service": "How the service is, and what it can do.",
 }
 PATH_PARAMETERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {

@@ -10,7 +10,7 @@ from typing import Any
 from poseidon.api import shapes
 from poseidon.api.bodies import Body
 from poseidon.api.frames import TERMINAL
-from poseidon.api.schemas import ClaimBody, EnvironmentBody, ExecuteBody, FilesBody
+from poseidon.api.schemas import ClaimBody, EnvironmentBody, ExecuteBody, FilesBody, RunBody
 
 JSON, HTML, BINARY = "application/json", "text/html", "application/octet-stream"
 
@@ -288,4 +288,17 @@ FILES = (
     ),
 )
 
-OPERATIONS = (*STATUS, *DESCRIPTION, *ENVIRONMENTS, *RUNNERS, *FILES)
+RUNS = (
+    Operation(
+        "POST",
+        "/runs",
+        "runs",
+        "Run one command on a runner of its own",
+        {200: Answer("How it went, whatever its outcome.", shapes.Run), 404: NO_ENVIRONMENT, 500: OVERLOAD},
+        RunBody,
+        text="Claims a runner, copies the files, runs the command without a terminal, and destroys the runner. Answers "
+        "when it is over; a client that hangs up ends it.",
+    ),
+)
+
+OPERATIONS = (*STATUS, *DESCRIPTION, *ENVIRONMENTS, *RUNNERS, *FILES, *RUNS)

@@ -8,7 +8,8 @@ from typing import Protocol
 from poseidon.api.auth import Keyring
 from poseidon.core.command import Command
 from poseidon.core.listing import Entry
-from poseidon.core.model import Environment, EnvironmentId, ExecutionId, Reason, Runner, RunnerId
+from poseidon.core.model import Allocation, Environment, EnvironmentId, ExecutionId, Reason, Runner, RunnerId
+from poseidon.executors.base import Executor
 from poseidon.runners.execution import Client
 from poseidon.runners.facts import Ailment, ExecutionFacts, ExecutorFacts, PoolStatistics, RunnerFacts
 from poseidon.runners.files_archive import File
@@ -38,6 +39,8 @@ class Claims(Protocol):
     async def claim(self, environment: EnvironmentId, *, timeout: int) -> Runner: ...  # noqa: ASYNC109
 
     def used(self, runner: RunnerId) -> Runner: ...
+
+    def place(self, runner: Runner) -> tuple[Executor, Allocation]: ...
 
     async def release(self, runner: RunnerId, reason: Reason = ...) -> None: ...
 

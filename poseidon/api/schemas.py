@@ -15,8 +15,13 @@ from poseidon.core.model import Environment, EnvironmentId, Phase, Runner
 from poseidon.executors.base import StreamFigures
 from poseidon.runners.facts import ExecutionFacts, ExecutorFacts, PoolStatistics, RunnerFacts
 from poseidon.runners.files_archive import File
+from poseidon.runners.runs import Order, Report
 
 MOST = 2**31 - 1
+RUN_TIME_LIMIT = 60
+"""Seconds that a one-shot run may take if it doesn't say."""
+OUTPUT_LIMIT, LARGEST_OUTPUT = 1024 * 1024, 16 * 1024 * 1024
+"""Bytes of each stream that a one-shot run answers."""
 
 
 def _zero_text(value: object) -> object:
@@ -114,6 +119,38 @@ class FilesBody(Body):
         return [File(each.path, each.content) for each in self.copy_]
 
 
+class RunBody(Body):
+    """POST /runs."""
+
+    execution_environment_id: int = 0
+    command: Annotated[str, Field(description="for `/bin/bash -c`")] = ""
+    files: Annotated[list[FileBody], Field(description="copied before, as by `copy` of the runner's files")] = Field(
+        default=[]
+    )
+    environment: Annotated[dict[str, str], BeforeValidator(_no_nulls)] = Field(default={})
+    stdin: Annotated[str, Field(description="all input; then it ends")] = ""
+    time_limit: Annotated[int, Field(ge=0, le=MOST, description="seconds; 0 or none: 60")] = 0
+    privileged_execution: bool = False
+    network_access: Annotated[bool, Field(description="refuse the run if the environment has none")] = False
+    output_limit: Annotated[
+        int, Field(ge=0, le=LARGEST_OUTPUT, description="bytes that are kept of each stream; 0 or none: 1 MiB")
+    ] = 0
+
+    def order(self) -> Order:
+        """What is wanted."""
+        command = Command(
+            line=self.command, environment=self.environment, privileged=self.privileged_execution, tty=False
+        )
+        return Order(
+            EnvironmentId(self.execution_environment_id),
+            command,
+            self.time_limit or RUN_TIME_LIMIT,
+            self.output_limit or OUTPUT_LIMIT,
+            [File(each.path, each.content) for each in self.files],
+            self.stdin.encode("utf-8", "replace"),
+        )
+
+
 # Answers
 
 
@@ -170,6 +207,41 @@ def runner_answer(facts: RunnerFacts) -> shapes.Runner:
         answer["reason"] = facts.reason
         answer["goneAt"] = moment(facts.gone_at)
     return answer
+
+
+def report_answer(report: Report) -> shapes.Run:
+    """How a run went."""
+    usage = report.usage
+    return {
+        "runnerId": report.runner.id,
+        "node": report.runner.node_name,
+        "outcome": report.outcome.ending.value,
+        "exitCode": report.outcome.code,
+        "detail": report.outcome.detail or None,
+        "stdout": report.stdout.text,
+        "stderr": report.stderr.text,
+        "stdoutTruncated": report.stdout.is_cut,
+        "stderrTruncated": report.stderr.is_cut,
+        "times": {
+            "queuedAt": moment(report.queued_at),
+            "claimedAt": moment(report.claimed_at),
+            "copiedAt": moment(report.copied_at),
+            "startedAt": moment(report.started_at),
+            "endedAt": moment(report.ended_at),
+        },
+        "durations": {
+            "waiting": _milliseconds(report.claimed_at - report.queued_at),
+            "copying": _milliseconds(report.copied_at - report.claimed_at),
+            "running": _milliseconds(report.ended_at - report.started_at),
+        },
+        "resources": None
+        if usage is None
+        else {"cpuSeconds": _rounded(usage.cpu_seconds), "memoryPeakBytes": usage.memory_peak},
+    }
+
+
+def _milliseconds(seconds: float) -> float:
+    return round(max(seconds, 0.0) * 1000, 1)
 
 
 def detailed_answer(facts: RunnerFacts, executions: ExecutionFacts) -> shapes.RunnerInDetail:

@@ -138,6 +138,51 @@ class PreparedExecution(TypedDict):
     websocketUrl: str
 
 
+class RunTimes(TypedDict):
+    """When what happened."""
+
+    queuedAt: Moment | None
+    claimedAt: Moment | None
+    copiedAt: Moment | None
+    startedAt: Moment | None
+    endedAt: Moment | None
+
+
+class RunDurations(TypedDict):
+    """In milliseconds."""
+
+    waiting: Annotated[float, Field(description="for a runner")]
+    copying: float
+    running: float
+
+
+class RunResources(TypedDict):
+    """What the run has used."""
+
+    cpuSeconds: float | None
+    memoryPeakBytes: Annotated[int | None, Field(description="the most that the runner ever held, its files included")]
+
+
+class Run(TypedDict):
+    """How a one-shot run went."""
+
+    runnerId: str
+    node: str
+    outcome: Annotated[
+        Literal["exit", "timeout", "out_of_memory", "runner_gone", "client_gone", "failed"],
+        Field(description="`exit`: the command ended by itself"),
+    ]
+    exitCode: Annotated[int | None, Field(description="of `exit`; 128 + n for signal n")]
+    detail: Annotated[str | None, Field(description="why the runner is gone, or what failed")]
+    stdout: str
+    stderr: str
+    stdoutTruncated: bool
+    stderrTruncated: bool
+    times: RunTimes
+    durations: RunDurations
+    resources: Annotated[RunResources | None, Field(description="null where the executor doesn't measure it")]
+
+
 class ServiceState(TypedDict):
     """One of the daemon's supervised parts."""
 

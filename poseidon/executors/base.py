@@ -153,6 +153,23 @@ class ListsJobs(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Usage:
+    """What an allocation has used since it started. What isn't known is None."""
+
+    cpu_seconds: float | None
+    memory_peak: int | None
+    """Bytes, the files that live in its memory included."""
+
+
+@runtime_checkable
+class MeasuresUsage(Protocol):
+    """An executor that can tell what its allocations use."""
+
+    def usage(self, allocation: Allocation) -> Usage | None:
+        """As of now; None if it isn't measured, or doesn't run."""
+
+
+@dataclass(frozen=True, slots=True)
 class StreamFigures:
     """An executor's event stream in numbers, for operators. What isn't known is None."""
 

@@ -30,6 +30,7 @@ TABLE: dict[tuple[str, str], Sequence[str]] = {
     ("GET", "/runners/x/files/raw"): CLIENT,
     ("POST", "/runners/x/execute"): CLIENT,
     ("GET", "/runners/x/websocket"): CLIENT,
+    ("POST", "/runs"): CLIENT,
     ("GET", "/status"): READER,
     ("GET", "/openapi.json"): ALL,
     ("GET", "/websocket-schema.json"): ALL,

@@ -34,6 +34,7 @@ ROUTES = [
     ("GET", "/runners/x/files/raw"),
     ("POST", "/runners/x/execute"),
     ("GET", "/runners/x/websocket"),
+    ("POST", "/runs"),
     ("GET", "/status"),
     ("GET", "/openapi.json"),
     ("GET", "/websocket-schema.json"),

@@ -14,7 +14,7 @@ import trio
 from poseidon.core.command import Command
 from poseidon.core.model import Allocation, Environment, JobId, Listing
 from poseidon.errors import AllocationGone, ConfigError, PlacementFailed, Unsupported
-from poseidon.executors.base import Ability, Batch, LookedUp, Process
+from poseidon.executors.base import Ability, Batch, LookedUp, Process, Usage
 from poseidon.executors.local import launch, root, seccomp
 from poseidon.executors.local.binary import open_binary
 from poseidon.executors.local.book import Book
@@ -23,6 +23,7 @@ from poseidon.executors.local.limits import Limiter, open_limiter
 from poseidon.executors.local.room import Room
 from poseidon.executors.local.sandbox import Sandbox, Site, dissolve, find_again, live
 from poseidon.executors.local.settings import LocalSettings
+from poseidon.executors.local.usage import usage_of
 from poseidon.executors.local.users import Users, choose_range, taken_ranges
 
 log = structlog.get_logger(__name__)
@@ -125,6 +126,13 @@ class LocalExecutor:
     def follow(self, position: int | None) -> AbstractAsyncContextManager[AsyncIterator[Batch]]:
         """See Executor. Nothing is kept for those who come back: they list again anyway."""
         return self._site.book.follow()
+
+    def usage(self, allocation: Allocation) -> Usage | None:
+        """See MeasuresUsage."""
+        sandbox = self._sandboxes.get(allocation.job)
+        if sandbox is None or sandbox.record.allocation != allocation.id:
+            return None
+        return usage_of(sandbox.group, sandbox.record.pid)
 
     def execute(self, allocation: Allocation, command: Command) -> AbstractAsyncContextManager[Process]:
         """See Executor."""
