@@ -111,11 +111,11 @@ class Socket:
     async def type(self, text: str, *, binary: bool = True) -> None:
         """What the user typed. Whether a gem marks it as text or as bytes differs."""
         frame = BytesMessage(data=text.encode()) if binary else TextMessage(data=text)
-        await self._send(frame)
+        await self.send(frame)
 
     async def stop(self) -> None:
         """The user has had enough."""
-        await self._send(CloseConnection(code=1000))
+        await self.send(CloseConnection(code=1000))
 
     async def said(self, text: str) -> None:
         """Wait until the output contains *text*."""
@@ -137,7 +137,8 @@ class Socket:
         self._moved.unpark_all()
         return self.heard
 
-    async def _send(self, event: Event) -> None:
+    async def send(self, event: Event) -> None:
+        """Any frame."""
         async with self._sending:
             await self._stream.send_all(self._proto.send(event))
 
@@ -147,11 +148,11 @@ class Socket:
                 case Message():
                     self._take(event)
                 case Ping() if self._proto.state is ConnectionState.OPEN:
-                    await self._send(event.response())
+                    await self.send(event.response())
                 case CloseConnection():
                     self.heard.code = int(event.code)
                     if self._proto.state is ConnectionState.REMOTE_CLOSING:
-                        await self._send(event.response())
+                        await self.send(event.response())
 
     def _take(self, event: Message[Any]) -> None:
         self._parts.append(event.data)
