@@ -86,7 +86,7 @@ class Daemon:
     async def until_health(self, status: int) -> None:
         assert self.process is not None
         async with httpx.AsyncClient(trust_env=False, timeout=10) as http:
-            with trio.fail_after(30):
+            with trio.fail_after(60):
                 while True:
                     assert self.process.poll() is None, self.log
                     try:
