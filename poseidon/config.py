@@ -13,7 +13,18 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from poseidon.config_access import Secret, TlsSettings, Token, TokenName, TokenSettings, digest_of
+from poseidon.config_access import (
+    LimitSettings,
+    Origin,
+    Proxy,
+    Secret,
+    TlsSettings,
+    Token,
+    TokenName,
+    TokenSettings,
+    WebAddress,
+    digest_of,
+)
 from poseidon.config_kinds import Section
 from poseidon.config_sources import Sources, gather, validated
 from poseidon.errors import ConfigError
@@ -73,6 +84,10 @@ class ServerSettings(Section):
     execution_expiry: Annotated[float, Field(gt=0)] = 300.0
     alert: AlertSettings = AlertSettings()
     tls: TlsSettings = TlsSettings()
+    base_url: WebAddress = ""
+    trusted_proxies: tuple[Proxy, ...] = ()
+    allowed_origins: tuple[Origin, ...] = ()
+    limits: LimitSettings = LimitSettings()
 
     @property
     def all_tokens(self) -> Mapping[str, TokenSettings]:

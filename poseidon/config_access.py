@@ -1,8 +1,11 @@
-"""Settings of who may come in: tokens with roles, and what a token may look like."""
+"""Settings of who may come in, and how: tokens with roles, TLS, proxies, limits."""
 
 import hashlib
+import ipaddress
+import json
 import re
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -57,6 +60,49 @@ def digest_of(token: str) -> bytes:
 def hashed(token: str) -> str:
     """The form of *token* that can lie in a configuration without giving it away."""
     return HASHED + digest_of(token).hex()
+
+
+def _web_address(text: str) -> str:
+    """scheme://host[:port][/path], without a slash at its end."""
+    try:
+        parts = urlsplit(text)
+        is_usable = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_usable = False
+    else:
+        is_usable = is_usable and not (parts.query or parts.fragment or parts.username)
+    if text and not is_usable:
+        raise ValueError(f"expected http(s)://host[:port], not {json.dumps(text[:60])}")
+    return text.rstrip("/")
+
+
+def _origin(text: str) -> str:
+    origin = _web_address(text).lower()
+    if not origin or urlsplit(origin).path:
+        raise ValueError(f"expected http(s)://host[:port] without a path, not {json.dumps(text[:60])}")
+    return origin
+
+
+def _proxy(text: str) -> str:
+    try:
+        return text if text == UNIX else str(ipaddress.ip_network(text, strict=False))
+    except ValueError:
+        raise ValueError(f'expected an address, a network or "{UNIX}", not {json.dumps(text[:60])}') from None
+
+
+UNIX = "unix"
+"""Instead of an address: whoever connects to a socket in the file system."""
+WebAddress = Annotated[str, AfterValidator(_web_address)]
+Origin = Annotated[str, AfterValidator(_origin)]
+Proxy = Annotated[str, AfterValidator(_proxy)]
+
+
+class LimitSettings(Section):
+    """[server.limits]"""
+
+    connections: Annotated[int, Field(ge=0, le=2**20)] = 0
+    starts_per_second: Annotated[float, Field(ge=0)] = 0.0
+    starts_at_once: Annotated[int, Field(ge=1, le=2**20)] = 20
 
 
 class TlsSettings(Section):

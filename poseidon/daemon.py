@@ -6,6 +6,7 @@ deadlines, housekeeping, watchdog. Runners stay when it ends; the next start tak
 
 import errno
 import os
+import resource
 import signal
 import socket
 import sys
@@ -13,6 +14,7 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
+from ipaddress import ip_network
 
 import structlog
 import trio
@@ -20,11 +22,15 @@ import trio
 from poseidon import __version__
 from poseidon.api.app import create_app
 from poseidon.api.auth import Keyring
+from poseidon.api.pace import Pace
 from poseidon.api.parts import ApiSettings, Parts
 from poseidon.api.server import ServerLimits, serve
+from poseidon.api.surroundings import Surroundings
 from poseidon.api.tls import open_tls
 from poseidon.config import Config
 from poseidon.config import NomadSettings as NomadConfig
+from poseidon.config import ServerSettings as ServerConfig
+from poseidon.config_access import UNIX
 from poseidon.core.model import Environment, EnvironmentId, Reason
 from poseidon.errors import ConfigError, PoseidonError
 from poseidon.executors.base import Executor
@@ -196,8 +202,12 @@ class Daemon:
             self.shell.environments, self.shell.claims, self.executions, Files(self.shell.claims), self.overview
         )
         first = next(iter(self.shell.dispatchers))
-        app = create_app(parts, ApiSettings(self.reloading.keyring, __version__, first))
-        limits = ServerLimits(body=config.max_body_mb * 1024 * 1024, stall=config.stall_timeout)
+        app = create_app(parts, api_settings(config, self.reloading.keyring, first))
+        limits = ServerLimits(
+            body=config.max_body_mb * 1024 * 1024,
+            stall=config.stall_timeout,
+            connections=config.limits.connections or resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2,
+        )
         ours = [each.dup() for each in self.sockets]  # a server closes its sockets, also when it crashes
         tls, stops = self.reloading.tls, self.server_stops
         await serve(app, ours, limits, shutdown=stops, grace=LAST_ANSWERS, tls=tls, task_status=task_status)
@@ -207,6 +217,18 @@ class Daemon:
         while True:
             await trio.sleep(STATUS_INTERVAL)
             await self.notifier.status(self.overview.line())
+
+
+def api_settings(config: ServerConfig, keyring: Keyring, executor: str) -> ApiSettings:
+    """As the API wants them."""
+    surroundings = Surroundings(
+        config.base_url,
+        tuple(ip_network(each) for each in config.trusted_proxies if each != UNIX),
+        UNIX in config.trusted_proxies,
+        config.allowed_origins,
+    )
+    pace = Pace(config.limits.starts_per_second, config.limits.starts_at_once)
+    return ApiSettings(keyring, __version__, executor, surroundings, pace)
 
 
 def nomad_settings(wanted: NomadConfig) -> NomadSettings:

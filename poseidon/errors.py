@@ -11,6 +11,7 @@ PoseidonError                      500 UNKNOWN
 │   └── Unsupported                400           this executor can't do what the environment asks for
 ├── Unauthorized                   401
 ├── Forbidden                      403           the token's role, or where the request comes from, doesn't allow it
+├── Misdirected                    421           meant for another host
 ├── EnvironmentNotFound            404
 ├── ExecutionNotFound              404
 ├── RunnerGone                     410           no runner in use has this id (any more)
@@ -85,6 +86,12 @@ class Forbidden(PoseidonError):
     """Known, but not allowed: by the token's role, or by where the request comes from."""
 
     status = 403
+
+
+class Misdirected(PoseidonError):
+    """The request is meant for a host that we aren't, for all we know."""
+
+    status = 421
 
 
 class EnvironmentNotFound(PoseidonError):

@@ -476,3 +476,51 @@ def test_no_two_tokens_are_the_same(tmp_path: Path) -> None:
 
 def test_any_token_is_a_reason_not_to_warn_of_an_open_address(tmp_path: Path) -> None:
     assert not load(tmp_path, "[server.tokens.x]\ntoken = 'a'", POSEIDON_SERVER_ADDRESS="0.0.0.0").cautions()
+
+
+# Proxies, origins, names
+
+
+WRONG_ADDRESSES = [
+    ("base_url = 'ex.org'", 'server.base_url: expected http(s)://host[:port], not "ex.org"'),
+    ("base_url = 'ftp://ex.org'", 'server.base_url: expected http(s)://host[:port], not "ftp://ex.org"'),
+    ("base_url = 'http://a@ex.org'", 'server.base_url: expected http(s)://host[:port], not "http://a@ex.org"'),
+    ("base_url = 'http://ex.org:x'", 'server.base_url: expected http(s)://host[:port], not "http://ex.org:x"'),
+    (
+        "trusted_proxies = ['10.0.0.0/8', 'proxy']",
+        'server.trusted_proxies.1: expected an address, a network or "unix", not "proxy"',
+    ),
+    (
+        "allowed_origins = ['https://ex.org/a']",
+        'server.allowed_origins.0: expected http(s)://host[:port] without a path, not "https://ex.org/a"',
+    ),
+    ("limits.connections = -1", "server.limits.connections: expected a whole number from 0 to 1048576, not -1"),
+    ("tls.active = true", "server.tls: expected cert_file in it, if it is active"),
+]
+
+
+@pytest.mark.parametrize(("text", "problem"), WRONG_ADDRESSES)
+def test_a_wrong_address_is_named(tmp_path: Path, text: str, problem: str) -> None:
+    assert problems(tmp_path, f"[server]\n{text}") == [f"given.toml: {problem}"]
+
+
+def test_addresses_are_kept_in_one_form(tmp_path: Path) -> None:
+    text = """[server]
+    base_url = "https://ex.org/code/"
+    trusted_proxies = ["10.1.2.3/8", "::1", "unix"]
+    allowed_origins = ["https://Learn.Ex.org/"]
+    """
+    server = load(tmp_path, text).server
+    assert server.base_url == "https://ex.org/code"
+    assert server.trusted_proxies == ("10.0.0.0/8", "::1/128", "unix")
+    assert server.allowed_origins == ("https://learn.ex.org",)
+
+
+def test_files_of_all_tables_start_from_the_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    text = "[nomad]\ntemplate_job_file = 'job.hcl'\n[nomad.tls]\nca_file = 'ca.pem'\nkey_file = '/key.pem'"
+    config = load(tmp_path, text, POSEIDON_SERVER_TLS_CERTFILE="c.pem")
+    assert config.nomad.template_job_file == str(tmp_path / "job.hcl")
+    assert (config.nomad.tls.ca_file, config.nomad.tls.key_file) == (str(tmp_path / "ca.pem"), "/key.pem")
+    assert config.server.tls.cert_file == str(tmp_path / "elsewhere" / "c.pem")

@@ -13,12 +13,14 @@ from poseidon.api.description import description_routes
 from poseidon.api.environments import environments_routes
 from poseidon.api.executions import executions_routes
 from poseidon.api.files import files_routes
+from poseidon.api.pace import limit_pace
 from poseidon.api.parts import ApiSettings, Claims, Parts
 from poseidon.api.runners import runners_routes
 from poseidon.api.runs import runs_routes
 from poseidon.api.schemas import runner_answer
 from poseidon.api.shapes import Gone
 from poseidon.api.status import status_routes
+from poseidon.api.surroundings import guard
 from poseidon.core.model import RunnerId
 from poseidon.errors import ExecutorError, Overloaded, PoseidonError, RunnerGone, StoreError, Unauthorized
 from poseidon.runners.facts import RunnerFacts
@@ -37,14 +39,16 @@ def create_app(parts: Parts, settings: ApiSettings) -> QuartTrio:
     app.url_map.merge_slashes = False
     app.url_map.converters["digits"] = _Digits
     _log_requests(app)
+    guard(app, settings.surroundings, settings.keyring)
     require_token(app, settings.keyring)
+    limit_pace(app, settings.pace, settings.surroundings)
     _answer_errors(app, parts.claims)
     app.register_blueprint(status_routes(parts.environments, parts.overview, settings.version))
     app.register_blueprint(description_routes(settings.version))
     app.register_blueprint(environments_routes(parts.environments, settings.executor))
     app.register_blueprint(runners_routes(parts.claims))
     app.register_blueprint(files_routes(parts.claims, parts.files))
-    app.register_blueprint(executions_routes(parts.claims, parts.executions))
+    app.register_blueprint(executions_routes(parts.claims, parts.executions, settings.surroundings))
     app.register_blueprint(runs_routes(parts.environments, Runs(parts.claims, parts.files, parts.executions)))
     return app
 

@@ -55,6 +55,7 @@ class Connection:
         self._pings = trio.CancelScope()
         self._inbox: Inbox | None = None
         self._idle = True
+        self._idle_since = trio.current_time()
         self._over = False
         self._broken = False
         self._closed = False
@@ -84,6 +85,11 @@ class Connection:
                 self._close()
         finally:
             self._close()
+
+    @property
+    def idle_since(self) -> float | None:
+        """Trio's time since which it has been without a request; None if it has one, or is about to be closed."""
+        return self._idle_since if self._idle and not self._reading.cancel_called else None
 
     def close_if_idle(self) -> None:
         """The server stops: between requests there is nothing to wait for."""
@@ -149,6 +155,7 @@ class Connection:
 
     def _became_idle(self) -> None:
         self._idle = True
+        self._idle_since = trio.current_time()
         self._inbox = None
         self.close_within(self._config.keep_alive_timeout)
         if self._context.terminated.is_set():

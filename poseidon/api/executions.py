@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from urllib.parse import urlsplit
 
 import structlog
 import trio
@@ -15,6 +14,7 @@ from poseidon.api.bodies import parse, raw_body
 from poseidon.api.messages import GOING_AWAY, NORMAL, START, TERMINAL, Decoder, final_message, understand
 from poseidon.api.parts import Claims, Executions
 from poseidon.api.schemas import ExecuteBody
+from poseidon.api.surroundings import Surroundings
 from poseidon.core.model import ExecutionId, RunnerId
 from poseidon.executors.base import Stream
 from poseidon.runners.execution_outcomes import SHUTDOWN, Input, Outcome
@@ -22,7 +22,7 @@ from poseidon.runners.execution_outcomes import SHUTDOWN, Input, Outcome
 log = structlog.get_logger(__name__)
 
 
-def executions_routes(claims: Claims, executions: Executions) -> Blueprint:
+def executions_routes(claims: Claims, executions: Executions, surroundings: Surroundings) -> Blueprint:
     """Commands in runners."""
     routes = Blueprint("executions", __name__, url_prefix="/api/v1/runners/<runner>")
 
@@ -32,7 +32,9 @@ def executions_routes(claims: Claims, executions: Executions) -> Blueprint:
         claims.used(RunnerId(runner))
         wanted = parse(raw, ExecuteBody)
         execution = await executions.create(RunnerId(runner), wanted.as_command(), time_limit=wanted.time_limit)
-        return json({"websocketUrl": _websocket_url(runner, execution)})
+        called = surroundings.called(request._get_current_object())  # type: ignore[attr-defined]
+        path = f"/api/v1/runners/{runner}/websocket?executionID={execution}"
+        return json({"websocketUrl": called.websocket + path})
 
     @routes.get("/websocket")
     async def no_websocket(runner: str) -> Response:
@@ -42,25 +44,12 @@ def executions_routes(claims: Claims, executions: Executions) -> Blueprint:
     @routes.websocket("/websocket")
     async def connect(runner: str) -> Response | None:
         socket: Websocket = current_websocket._get_current_object()  # type: ignore[attr-defined]
-        if _is_foreign(socket):
-            return problem(403, "WebSockets can't be opened from pages of other hosts")
         execution = ExecutionId(socket.args.get("executionID", ""))
         with _logged(socket):
             await executions.run(RunnerId(runner), execution, _Client(socket))
         return None
 
     return routes
-
-
-def _websocket_url(runner: str, execution: ExecutionId) -> str:
-    scheme = "wss" if request.scheme == "https" else "ws"
-    return f"{scheme}://{request.host}/api/v1/runners/{runner}/websocket?executionID={execution}"
-
-
-def _is_foreign(socket: Websocket) -> bool:
-    """Whether a page of another host has sent a browser here, which would bring its user's access along."""
-    origin = socket.headers.get("Origin")
-    return origin is not None and urlsplit(origin).netloc.lower() != socket.headers.get("Host", "").lower()
 
 
 @contextmanager

@@ -42,7 +42,8 @@ SCHEME, BASIC = "token", "basic"
 
 MALFORMED = Answer("The request is malformed, or a value is wrong; the message names it.", shapes.Problem)
 NO_TOKEN = Answer("The token is missing or wrong.")
-FORBIDDEN = Answer("The token's role doesn't allow it.", shapes.Problem)
+FORBIDDEN = Answer("The token's role doesn't allow it, or a page of another site asks for it.", shapes.Problem)
+MISDIRECTED = Answer("There is no token, and the name that we are called by isn't known to be ours.", shapes.Problem)
 CHALLENGED = Answer("The token is missing or wrong.", headers=("WWW-Authenticate",))
 SLOW = Answer("The body took too long.", shapes.Problem)
 LARGE = Answer("The body is larger than the service allows.", shapes.Problem)
@@ -169,7 +170,7 @@ def _answers(operation: Operation) -> dict[int, Answer]:
     """All, with those that any request may get."""
     common = {400: MALFORMED, 431: LONG, 500: FAULT}
     if not operation.is_open:
-        common |= {401: CHALLENGED if operation.is_browsable else NO_TOKEN, 403: FORBIDDEN}
+        common |= {401: CHALLENGED if operation.is_browsable else NO_TOKEN, 403: FORBIDDEN, 421: MISDIRECTED}
     if operation.body is not None:
         common |= {408: SLOW, 413: LARGE}
     return {**common, **operation.answers}

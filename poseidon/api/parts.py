@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from poseidon.api.auth import Keyring
+from poseidon.api.pace import Pace
+from poseidon.api.surroundings import Surroundings
 from poseidon.core.command import Command
 from poseidon.core.listing import Entry
 from poseidon.core.model import Allocation, Environment, EnvironmentId, ExecutionId, Reason, Runner, RunnerId
@@ -116,3 +118,5 @@ class ApiSettings:
     version: str = ""
     executor: str = "local"
     """Which executor runs the environments that are put."""
+    surroundings: Surroundings = field(default_factory=Surroundings)
+    pace: Pace = field(default_factory=lambda: Pace(rate=0, burst=1))

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from inspect import isawaitable
+from operator import itemgetter
 from typing import Any, cast
 
 import trio
@@ -49,6 +50,8 @@ class ServerLimits:
     """Largest head of a request; beyond it 431."""
     message: int = 1024 * 1024
     """Largest message of a WebSocket from a client; beyond it close 1009."""
+    connections: int = 0
+    """At once; beyond it the one that has been idle for longest has to go, else the new one. 0: no limit."""
     stall: float = 60
     """How long a client may refuse to read before it is cut off."""
     keep_alive: float = 75
@@ -103,6 +106,7 @@ class _Server:
     def __init__(self, app: ASGIFramework, config: Config, limits: ServerLimits, tls: Tls | None) -> None:
         self._app = app
         self._config = config
+        self._most = limits.connections
         self._stall = limits.stall
         self._tls = tls
         self._context = WorkerContext(None)
@@ -147,7 +151,21 @@ class _Server:
                     _log.warning("connection not accepted: %s", error)
                     await trio.sleep(0.1)  # most likely out of descriptors: others have to leave first
                 else:
-                    nursery.start_soon(self._serve, client)
+                    if self._has_room():
+                        nursery.start_soon(self._serve, client)
+                    else:
+                        client.close()
+
+    def _has_room(self) -> bool:
+        """Whether there may be one more connection, if need be in the place of the one that is idle for longest."""
+        if not self._most or len(self._connections) < self._most:
+            return True
+        idle = [(since, each) for each in self._connections if (since := each.idle_since) is not None]
+        if idle:
+            min(idle, key=itemgetter(0))[1].close_if_idle()
+        else:
+            _log.warning("connection refused: all %d are in use, see server.limits.connections", self._most)
+        return bool(idle)
 
     async def _serve(self, client: trio.socket.SocketType) -> None:
         try:

@@ -23,8 +23,10 @@ from websockets.typing import Subprotocol
 from poseidon.api.app import create_app
 from poseidon.api.auth import Key, Keyring
 from poseidon.api.openapi import websocket_schema
+from poseidon.api.pace import Pace
 from poseidon.api.parts import ApiSettings, Parts
 from poseidon.api.server import ServerLimits, serve
+from poseidon.api.surroundings import Surroundings
 from poseidon.api.tls import Tls
 from poseidon.core.model import Allocation, EnvironmentId, RunnerId
 from poseidon.executors.base import Ability
@@ -149,6 +151,8 @@ async def open_service(
     keys: Sequence[Key] = (),
     tls: Tls | None = None,
     trust: ssl.SSLContext | None = None,
+    surroundings: Surroundings | None = None,
+    pace: Pace | None = None,
     limits: ServerLimits | None = None,
     claim_wait: float = 5.0,
     expiry: float = 300.0,
@@ -167,7 +171,10 @@ async def open_service(
         ):
             parts = Parts(opened.environments, opened.claims, executions, Files(opened.claims), overview)
             single = [Key("test", "admin", sha256(token.encode()).digest())] if token else []
-            app = create_app(parts, ApiSettings(Keyring([*single, *keys]), version=VERSION))
+            settings = ApiSettings(
+                Keyring([*single, *keys]), VERSION, "local", surroundings or Surroundings(), pace or Pace(0, 1)
+            )
+            app = create_app(parts, settings)
             listener = socket.create_server(("127.0.0.1", 0))
             url = f"{'https' if tls else 'http'}://127.0.0.1:{listener.getsockname()[1]}/api/v1"
             await nursery.start(

@@ -9,12 +9,13 @@ import ssl
 import struct
 import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 import trio
+import trio.testing
 from quart import abort, request, websocket
 from quart_trio import QuartTrio
 from wsproto import ConnectionType
@@ -392,6 +393,52 @@ async def test_a_quiet_connection_is_closed_in_the_end(plain: QuartTrio) -> None
         await served_before.get("/")
         with trio.fail_after(2):
             assert [await each.rest() for each in (quiet, hesitant, served_before)] == [b"", b"", b""]
+
+
+async def test_a_head_that_comes_byte_by_byte_is_not_awaited_for_ever(plain: QuartTrio) -> None:
+    async with serving(plain, ServerLimits(keep_alive=0.2)) as served:
+        client = await served.connect()
+        await client.send("GET / HTTP/1.1\r\nHost: x\r\nX: ")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(drip, client)
+            with suppress(trio.BrokenResourceError):
+                assert b"200" not in await client.rest()
+            nursery.cancel_scope.cancel()
+
+
+async def drip(client: Client) -> None:
+    with suppress(trio.BrokenResourceError):
+        while True:
+            await client.send("x")
+            await trio.sleep(0.01)
+
+
+async def test_of_too_many_connections_the_longest_idle_one_goes(plain: QuartTrio) -> None:
+    async with serving(plain, ServerLimits(connections=3)) as served:
+        first, second, third = [await served.connect() for _ in range(3)]
+        for client in (second, third, first):
+            await client.get("/")
+        fourth = await served.connect()
+        await fourth.get("/")
+        assert await second.rest() == b""
+        fifth = await served.connect()
+        await fifth.get("/")
+        assert await third.rest() == b""
+        for client in (first, fourth, fifth):
+            assert (await client.get("/"))[1] == b'{"hello":"world"}\n'
+
+
+async def test_connections_in_use_are_kept_and_the_new_one_is_refused(caplog: pytest.LogCaptureFixture) -> None:
+    async with serving(with_websocket(echo), ServerLimits(connections=2, ping=None)) as served:
+        busy = [await served.open() for _ in range(2)]
+        assert await (await served.connect()).rest() == b""
+        assert "connection refused: all 2 are in use" in caplog.text
+        await busy[0].send(CloseConnection(1000))
+        await busy[0].closed(answered=True)
+        await trio.testing.wait_all_tasks_blocked()
+        await (await served.open()).send(TextMessage("x"))
+        await busy[1].send(TextMessage("still here"))
+        assert await busy[1].text() == "still here"
 
 
 @pytest.mark.parametrize("body", ["at once", "late"])
