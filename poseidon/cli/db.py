@@ -1,4 +1,4 @@
-"""`poseidon db`: upgrade, check and copy the database."""
+"""`poseidon db`: upgrade, check and copy the database, and make it forget a lost cluster."""
 
 import os
 from pathlib import Path
@@ -11,6 +11,7 @@ from poseidon.cli.target import Options, configuration
 from poseidon.store.backup import backup as copy_file
 from poseidon.store.backup import check as check_file
 from poseidon.store.faults import store_errors
+from poseidon.store.forget import forget as forget_cluster_of
 from poseidon.store.lock import take_lock
 from poseidon.store.schema import REVISION
 from poseidon.store.upgrade import upgrade as upgrade_file
@@ -75,3 +76,18 @@ def backup(options: Options, target: Path, config: Path | None) -> None:
     path = configuration(config or options.config).database
     copy_file(path, target)
     print(f"{path} copied to {target}")
+
+
+@db.command("forget-cluster")
+@CONFIG
+@click.pass_obj
+def forget_cluster(options: Options, config: Path | None) -> None:
+    """Give up all runners of the Nomad cluster: it has lost them, or is another one on purpose.
+
+    Poseidon does nothing in a cluster in which it finds none of its jobs: nomad.address may be wrong. If it is right,
+    this makes the next start believe the cluster. The ids of lost runners answer 410; should their jobs turn up again
+    after all, they are stopped. Environments stay. The daemon must not run.
+    """
+    path = configuration(config or options.config).database
+    found = forget_cluster_of(path, "nomad")
+    print(f"{path}: {found.runners} runners of {found.jobs} jobs given up")

@@ -16,6 +16,7 @@ from poseidon.core.model import (
     Job,
     JobId,
     JobState,
+    Listing,
     Phase,
     Position,
     Records,
@@ -136,6 +137,31 @@ class Roster:
     def unproven_stops(self) -> int:
         """Stops that are answered but not yet proven by a listing."""
         return sum(1 for entry in self._entries.values() if entry.job.stop is not None)
+
+    def expected(self) -> int:
+        """How many jobs the executor must have, by all that it has told and was asked for."""
+        return sum(1 for entry in self._entries.values() if rules.must_exist(entry.job))
+
+    def witness(self) -> JobId | None:
+        """One of these jobs, if possible with a living runner."""
+        expected = (entry for entry in self._entries.values() if rules.must_exist(entry.job))
+        best = max(expected, key=lambda entry: entry.runner is not None, default=None)
+        return None if best is None else best.job.id
+
+    def recognises(self, listing: Listing) -> bool:
+        """Whether a full listing is of the executor that we know: it has something of ours, or needn't have.
+
+        Ids of jobs and allocations are unique; one of them is enough, be it of a job that is over. A cluster that was
+        restored from a backup has some."""
+        return (
+            any(seen.job in self._entries for seen in listing.jobs)
+            or any(self._knows(allocation) for allocation in listing.allocations)
+            or not self.expected()
+        )
+
+    def _knows(self, allocation: Allocation) -> bool:
+        entry = self._entries.get(allocation.job)
+        return entry is not None and allocation.id in entry.allocations
 
     def take_changes(self) -> Changes:
         """What has changed since the last call, to be saved in one transaction."""

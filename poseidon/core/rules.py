@@ -71,6 +71,13 @@ def awaits_start(job: Job) -> bool:
     return job.start is not None and job.start.answered is None
 
 
+def must_exist(job: Job) -> bool:
+    """Whether the executor has told of the job, or taken it, and nothing has told of its end since. A stop that isn't
+    answered may not have been heard."""
+    stopped = job.stop is not None and job.stop.answered is not None
+    return job.version > job.gone_version and not stopped
+
+
 def merge(new: Allocation, known: Allocation | None) -> Allocation:
     """*new*, with what it doesn't tell taken from what was known."""
     if known is None:

@@ -11,6 +11,7 @@ from typing import Protocol, runtime_checkable
 
 from poseidon.core.command import Command
 from poseidon.core.model import Allocation, Environment, EnvironmentId, JobId, Listing, Value
+from poseidon.executors.trust import Trust
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +151,23 @@ class ListsJobs(Protocol):
 
     async def list_jobs(self) -> JobsListed:
         """A listing with `jobs_only`. Raises ExecutorUnreachable."""
+
+
+@runtime_checkable
+class HasAnAddress(Protocol):
+    """An executor behind an address, where another one than we know may answer. Looking, listing and following is
+    always possible; everything else waits for its *trust*, which whoever knows what is to be there gives and takes."""
+
+    @property
+    def address(self) -> str:
+        """For messages."""
+
+    @property
+    def trust(self) -> Trust:
+        """To be given, suspended and refused."""
+
+    async def has(self, job: JobId) -> bool:
+        """Whether *job* is there, in whatever state. Raises ExecutorUnreachable."""
 
 
 @dataclass(frozen=True, slots=True)

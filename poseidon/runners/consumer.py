@@ -26,6 +26,7 @@ async def follow(dispatcher: Dispatcher, *, task_status: trio.TaskStatus[None]) 
         except* ExecutorUnreachable as lost:
             dispatcher.trouble = _first(lost).message
         dispatcher.reachable = False
+        await dispatcher.recognition.lose(dispatcher.trouble or "")
         log.warning("event stream lost", executor=dispatcher.executor.name, error=dispatcher.trouble)
         await trio.sleep(delays.next())
 
@@ -33,6 +34,7 @@ async def follow(dispatcher: Dispatcher, *, task_status: trio.TaskStatus[None]) 
 async def _follow_once(dispatcher: Dispatcher, delays: Delays) -> None:
     position = dispatcher.fleet.position.stream or None
     async with dispatcher.executor.follow(position) as batches, trio.open_nursery() as nursery:
+        await dispatcher.recognition.begin()
         nursery.start_soon(_list_again_and_again, dispatcher, delays)
         async for batch in batches:
             dispatcher.apply(batch)

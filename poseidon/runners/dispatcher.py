@@ -18,6 +18,7 @@ from poseidon.core.fleet import Fleet
 from poseidon.core.model import Changes, EnvironmentId, JobId, Phase, Reason, Runner, RunnerId
 from poseidon.executors.base import Batch, Executor, JobsListed, ListsJobs
 from poseidon.runners.clock import Clock
+from poseidon.runners.recognition import Recognition
 from poseidon.store.queries import save_changes
 
 log = structlog.get_logger(__name__)
@@ -59,6 +60,7 @@ class Dispatcher:
         """Why not, if it isn't."""
         self.listed = False
         """Whether everything has been listed since the start."""
+        self.recognition = Recognition(executor, fleet)
         self.carry: Callable[[Decision, Ticket], None] = _carry_nothing
         self.on_pool: list[Callable[[EnvironmentId], None]] = []
         self.on_runner: list[Callable[[Runner], None]] = []
@@ -71,7 +73,11 @@ class Dispatcher:
         return self._settle(decisions)
 
     def apply(self, batch: Batch) -> Ticket:
-        """Take in what the stream told, as one change together with its position."""
+        """Take in what the stream told, as one change together with its position; not before it is sure that it is of
+        the executor that we know. Raises ExecutorUnreachable."""
+        if not self.recognition.sure:
+            self.recognition.hold(batch)
+            return NothingQueued()
         now = self.clock.now()
         decisions = [decision for value in batch.values for decision in self.fleet.handle(value, now)]
         if batch.values:
@@ -87,7 +93,10 @@ class Dispatcher:
     async def _list_is_older(self) -> bool:
         asked = self.fleet.ask(self.clock.now())
         listing = await self.executor.snapshot()
+        self.recognition.check(listing)
         self.handle(Listed(listing, asked))
+        for batch in self.recognition.release():
+            self.apply(batch)
         self.listed = True
         return listing.jobs_index < asked.jobs_version or listing.allocations_index < asked.allocations_version
 
@@ -98,7 +107,7 @@ class Dispatcher:
             return
         asked = self.fleet.ask(self.clock.now())
         found = await self.executor.list_jobs()
-        if found.listing.jobs_index < asked.jobs_version:
+        if found.listing.jobs_index < asked.jobs_version or not self.fleet.recognises(found.listing):
             await self.list_all()
             return
         self.handle(Listed(found.listing, asked))

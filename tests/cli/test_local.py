@@ -90,8 +90,13 @@ def test_an_unfit_row_is_a_problem(poseidon: Poseidon, database: Path) -> None:
 
 
 def test_a_missing_database_is_told(poseidon: Poseidon, database: Path) -> None:
-    for words in [["check"], ["backup", "copy.db"]]:
+    for words in [["check"], ["backup", "copy.db"], ["forget-cluster"]]:
         assert poseidon("db", *words) == Result(1, "", f"poseidon: there is no database {database}\n")
+
+
+def test_a_lost_cluster_is_forgotten(poseidon: Poseidon, database: Path) -> None:
+    poseidon("db", "upgrade")
+    assert poseidon("db", "forget-cluster") == Result(0, f"{database}: 0 runners of 0 jobs given up\n", "")
 
 
 def test_a_database_in_use_is_not_upgraded(poseidon: Poseidon, database: Path) -> None:

@@ -148,6 +148,11 @@ class Server:
     def address(self) -> str:
         return f"127.0.0.1:{self.port}"
 
+    @property
+    def down(self) -> bool:
+        """Its port is free."""
+        return self._scope is None
+
     async def listen(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until `stop` or cancellation."""
         while self._scope is not None:  # it is just going down

@@ -108,6 +108,21 @@ async def test_a_job_that_has_vanished_unheard_is_gone(tmp_path: Path) -> None:
         assert rig.fleet.job(runner.job) is None
 
 
+async def test_where_all_jobs_have_vanished_at_once_everything_is_listed_before_that_is_believed(
+    tmp_path: Path,
+) -> None:
+    executor = CheapExecutor()
+    async with open_rig(tmp_path, executor) as rig:
+        await rig.put(2)
+        await rig.full(2)
+        jobs, executor.jobs = executor.jobs, {}
+        executor.version += 1
+        executor.silent = True
+        await rig.shell.dispatchers["local"].compare()
+        assert executor.full == 2
+        executor.jobs = jobs
+
+
 async def test_all_can_be_stopped_with_lists_of_jobs_alone(tmp_path: Path) -> None:
     executor = CheapExecutor()
     async with open_rig(tmp_path, executor) as rig:

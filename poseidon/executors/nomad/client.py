@@ -18,6 +18,7 @@ from poseidon.errors import ConfigError, ExecutorError, ExecutorUnreachable
 from poseidon.executors.nomad import wire
 from poseidon.executors.nomad.settings import NomadSettings
 from poseidon.executors.nomad.stream import Answer, StreamBroken, open_stream, words_of
+from poseidon.executors.trust import Trust
 
 T = TypeVar("T")
 Decoder = msgspec.json.Decoder
@@ -79,6 +80,7 @@ class Client:
     def __init__(self, settings: NomadSettings, http: httpx.AsyncClient, tls: ssl.SSLContext | None) -> None:
         self.settings = settings
         self.tls = tls
+        self.trust = Trust()
         self._http = http
         self._limiter = trio.CapacityLimiter(settings.limiter)
 
@@ -101,13 +103,22 @@ class Client:
         with self._decoding():
             return wire.Answer(await trio.to_thread.run_sync(read, response.content), index)
 
+    async def trusted(self) -> None:
+        """Wait until it is sure that this is the right cluster. Raises ExecutorUnreachable."""
+        with trio.move_on_after(self.settings.request_timeout):
+            await self.trust.needed()
+            return
+        raise ExecutorUnreachable(f"{self._name} hasn't listed its jobs yet")
+
     async def put(self, path: str, body: object, decoder: "Decoder[T]") -> T:
-        """Raises ExecutorUnreachable, Refused."""
+        """Nothing is changed in a cluster that may be another one. Raises ExecutorUnreachable, Refused."""
+        await self.trusted()
         response = await self._ask("PUT", path, {}, msgspec.json.encode(body), self.settings.request_timeout)
         return self._decoded(response, decoder)
 
     async def delete(self, path: str, decoder: "Decoder[T]", **query: str) -> T:
-        """Raises ExecutorUnreachable, Refused."""
+        """As `put`. Raises ExecutorUnreachable, Refused."""
+        await self.trusted()
         response = await self._ask("DELETE", path, query, None, self.settings.request_timeout)
         return self._decoded(response, decoder)
 

@@ -40,6 +40,7 @@ from poseidon.executors.nomad.pulls import Pulls
 from poseidon.executors.nomad.settings import NomadSettings
 from poseidon.executors.nomad.template import Template
 from poseidon.executors.nomad.values import JobTable, Reader
+from poseidon.executors.trust import Trust
 
 log = structlog.get_logger(__name__)
 
@@ -49,7 +50,7 @@ MARK_ATTEMPTS = 5
 
 
 class NomadExecutor:
-    """See Executor, KeepsRecords, KeepsTemplates, ListsJobs and FollowsStream."""
+    """See Executor, KeepsRecords, KeepsTemplates, ListsJobs, FollowsStream and HasAnAddress."""
 
     name = jobs.NAME
 
@@ -79,6 +80,16 @@ class NomadExecutor:
             connections=settings.exec_connections,
             heartbeat=settings.exec_heartbeat,
         )
+
+    @property
+    def address(self) -> str:
+        """See HasAnAddress."""
+        return self._settings.url
+
+    @property
+    def trust(self) -> Trust:
+        """See HasAnAddress."""
+        return self._client.trust
 
     @property
     def stream_health(self) -> StreamHealth:
@@ -158,6 +169,7 @@ class NomadExecutor:
         """See KeepsRecords. Another's change in between is respected, and a job that is gone stays gone."""
         if not self._settings.mark_used:
             return
+        await self._client.trusted()
         for _ in range(MARK_ATTEMPTS):
             known = await self._job(job)
             changed = jobs.marked(known, self._settings, used=used, timeout=timeout)
@@ -190,6 +202,10 @@ class NomadExecutor:
             found = await self._client.get_list(path_of("allocations"), self._reader.allocations, **options)
         return Listing(table.body.seen, found.body, table.index, found.index)
 
+    async def has(self, job: JobId) -> bool:
+        """See HasAnAddress."""
+        return bool(await self._job(job))
+
     async def list_jobs(self) -> JobsListed:
         """See ListsJobs."""
         table = await self._list_jobs()
@@ -205,6 +221,7 @@ class NomadExecutor:
         """See Executor."""
         seen: tuple[JobSeen, ...] = ()
         meta: dict[str, str] = {}
+        await self._client.trusted()
         with nothing_to_refuse():
             try:
                 known = await self._client.get(path_of("job", job), JOB)
@@ -256,6 +273,7 @@ class NomadExecutor:
 
     async def environments(self) -> Sequence[Environment]:
         """See KeepsTemplates. Ids are compared as a whole: 1, 10 and 100 begin alike."""
+        await self._client.trusted()
         with nothing_to_refuse():
             listed = await self._client.get(path_of("jobs"), STUBS, prefix="template-")
         found: list[Environment] = []

@@ -1,0 +1,106 @@
+"""Until it is sure that the executor is the one that we know, its news wait and nothing is asked of it."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import trio
+import trio.testing
+
+from poseidon.core.model import JobId, Listing
+from poseidon.errors import ExecutorUnreachable
+from poseidon.executors.base import HasAnAddress
+from poseidon.executors.trust import Trust
+from poseidon.runners import recognition
+from tests.fakes.scripted import ScriptedExecutor
+from tests.runners.shell import ONE, open_rig, until
+
+
+@dataclass
+class DistantExecutor(ScriptedExecutor):
+    """A look tells nothing, so that only a listing counts, which comes when *hand_on* is set."""
+
+    address: str = "http://there"
+    trust: Trust = field(default_factory=Trust)
+    hand_on: trio.Event | None = None
+
+    async def has(self, job: JobId) -> bool:
+        await self._answer()
+        return False
+
+    async def snapshot(self) -> Listing:
+        listing = await super().snapshot()
+        if self.hand_on is not None:
+            await self.hand_on.wait()
+        return listing
+
+    async def stop(self, job: JobId) -> int:
+        await self.trust.needed()
+        return await super().stop(job)
+
+
+async def test_news_that_come_before_the_first_listing_wait_for_it_and_none_is_lost(tmp_path: Path) -> None:
+    executor = DistantExecutor(list_interval=1000)
+    assert isinstance(executor, HasAnAddress)
+    async with open_rig(tmp_path, executor) as rig:
+        await rig.put(1)
+        await rig.full(1)
+        runner = await rig.shell.claims.claim(ONE, timeout=0)
+        await rig.full(1)
+    executor.hand_on = trio.Event()
+    async with open_rig(tmp_path, executor) as rig:
+        await until(lambda: len(executor.followers) == 1)
+        executor.die(runner.job)
+        await trio.testing.wait_all_tasks_blocked()
+        assert rig.fleet.runner(runner.id) is not None
+        executor.hand_on.set()
+        await until(lambda: rig.fleet.runner(runner.id) is None)
+
+
+async def test_what_was_to_be_stopped_is_stopped_once_it_is_sure_who_answers(tmp_path: Path) -> None:
+    executor = DistantExecutor()
+    async with open_rig(tmp_path, executor) as rig:
+        await rig.put(1)
+        await rig.full(1)
+        executor.hand_on = trio.Event()
+        executor.cut()
+        await until(lambda: not executor.trust.given)
+        runner = await rig.shell.claims.claim(ONE, timeout=0)
+        await rig.shell.claims.release(runner.id)
+        await trio.testing.wait_all_tasks_blocked()
+        assert executor.stopped == []
+        executor.hand_on.set()
+        await until(lambda: runner.job in executor.stopped)
+
+
+async def test_news_without_end_before_the_first_listing_break_the_stream_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executor = DistantExecutor()
+    async with open_rig(tmp_path, executor) as rig:
+        await rig.put(1)
+        await rig.full(1)
+    monkeypatch.setattr(recognition, "MOST_HELD", 2)
+    executor.hand_on = trio.Event()
+    async with open_rig(tmp_path, executor) as rig:
+        await until(lambda: len(executor.followers) == 1)
+        for _ in range(3):
+            executor.run(next(iter(executor.jobs)))
+        await until(lambda: "before the first listing" in (rig.shell.dispatchers["local"].trouble or ""))
+
+
+async def test_who_needs_trust_waits_while_it_is_unsettled_and_fails_once_it_is_refused() -> None:
+    trust = Trust()
+    await trust.needed()
+    trust.suspend()
+    with trio.fail_after(5), pytest.RaisesGroup(pytest.RaisesExc(ExecutorUnreachable, match="a stranger")):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trust.needed)
+            await trio.testing.wait_all_tasks_blocked()
+            trust.refuse("a stranger")
+    with trio.fail_after(5):
+        trust.suspend()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trust.needed)
+            await trio.testing.wait_all_tasks_blocked()
+            trust.give()
