@@ -26,6 +26,7 @@ from poseidon.config_access import (
     digest_of,
 )
 from poseidon.config_kinds import Section
+from poseidon.config_original import left_out, renamed
 from poseidon.config_sources import Sources, gather, validated
 from poseidon.errors import ConfigError
 
@@ -220,6 +221,8 @@ class Config(Settings):
     """The database's file, absolute."""
     state: Path
     """The folder for everything that outlives the daemon: the database's."""
+    remarks: tuple[str, ...] = ()
+    """Variables of the original that have no effect."""
 
     @property
     def uses_local(self) -> bool:
@@ -229,8 +232,11 @@ class Config(Settings):
     def cautions(self) -> tuple[str, ...]:
         """What is allowed but rarely meant; a line each."""
         if self.server.all_tokens or _is_loopback(self.server.address):
-            return ()
-        return (f"server.address {self.server.address} can be reached by others, and no server.token is set",)
+            return self.remarks
+        return (
+            f"server.address {self.server.address} can be reached by others, and no server.token is set",
+            *self.remarks,
+        )
 
     def secrets(self) -> list[str]:
         """What must never be shown."""
@@ -239,12 +245,14 @@ class Config(Settings):
 
 def load_config(path: Path | None, environ: Mapping[str, str]) -> Config:
     """Read *path*, else the first file of `SEARCHED` that exists, else only the variables. Raises ConfigError."""
-    sources = gather(Settings, find_file(path), environ)
+    sources = gather(Settings, find_file(path), renamed(environ), left_out)
     settings = validated(Settings, sources)
     _refuse_doubles(settings.server)
     database = _database(settings.store.path, sources, environ)
     tables = {name: getattr(settings, name) for name in Settings.model_fields}
-    return Config(**tables, origin=sources.file, database=database, state=database.parent)
+    return Config(
+        **tables, origin=sources.file, database=database, state=database.parent, remarks=tuple(sources.remarks)
+    )
 
 
 def _refuse_doubles(server: ServerSettings) -> None:

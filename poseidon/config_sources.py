@@ -37,6 +37,8 @@ class Sources:
     variables: dict[KeyPath, str] = field(default_factory=dict)
     """Names of the variables that set something, by the path of what they set."""
     problems: list[str] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+    """Variables without an effect, and why."""
 
     def setter(self, path: Sequence[str]) -> KeyPath | None:
         """The part of *path* that a variable has set, itself or with a table round it."""
@@ -72,12 +74,20 @@ class Sources:
             node[path[-1]] = value
 
 
-def gather(model: type[BaseModel], file: Path | None, environ: Mapping[str, str]) -> Sources:
-    """Merge *file* and the variables, which win, and read the secrets that are kept in files of their own."""
+def gather(
+    model: type[BaseModel],
+    file: Path | None,
+    environ: Mapping[str, str],
+    left_out: Callable[[str], str | None] = lambda _: None,
+) -> Sources:
+    """Merge *file* and the variables, which win, and read the secrets that are kept in files of their own.
+
+    *left_out* tells of a variable that sets nothing why that is fine; None: it isn't.
+    """
     sources = Sources(tree=read_toml(file) if file else {}, file=file)
     _open_secret_files(model, sources, sources.get)
     _take_credentials(model, sources, environ)
-    _apply_variables(model, sources, environ)
+    _apply_variables(model, sources, environ, left_out)
     _open_secret_files(model, sources, lambda path: sources.get(path) if sources.setter(path) else None)
     _anchor_files(model, sources)
     return sources
@@ -113,13 +123,17 @@ def variable_name(path: Sequence[str]) -> str:
     return PREFIX + "_".join(path).upper()
 
 
-def _apply_variables(model: type[BaseModel], sources: Sources, environ: Mapping[str, str]) -> None:
+def _apply_variables(
+    model: type[BaseModel], sources: Sources, environ: Mapping[str, str], left_out: Callable[[str], str | None]
+) -> None:
     found: list[tuple[KeyPath, FieldInfo, str]] = []
     for name in sorted(environ):
         if not name.startswith(PREFIX) or name in TOOLING:
             continue
         target = _target(model, name.removeprefix(PREFIX).replace("_", "").upper())
-        if target is None:
+        if target is None and (reason := left_out(name)):
+            sources.remarks.append(f"{name}: {reason}")
+        elif target is None:
             sources.problems.append(f"{name}: unknown variable{_suggest_variable(model, name)}")
         elif target[0] in sources.variables:
             sources.problems.append(f"{name}: sets the same as {sources.variables[target[0]]}")

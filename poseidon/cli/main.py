@@ -21,6 +21,7 @@ COMMANDS = {
     "runners": "poseidon.cli.runners:runners",
     "check-config": "poseidon.cli.check_config:check_config",
     "doctor": "poseidon.cli.doctor:doctor",
+    "import-config": "poseidon.cli.import_config:import_config",
     "token": "poseidon.cli.token:token",
     "db": "poseidon.cli.db:db",
 }
