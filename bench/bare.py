@@ -4,7 +4,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from uuid import uuid4
 
@@ -45,11 +45,11 @@ class Bare:
                         self.gone.add(value.job)
                 self.moved.unpark_all()
 
-    async def start(self) -> Allocation:
+    async def start(self, memory_mb: int = MEMORY_MB) -> Allocation:
         """A new sandbox, ready."""
         job = JobId(f"{ENVIRONMENT.id}-{uuid4()}")
         with trio.fail_after(WITHIN):
-            await self.executor.start(job, ENVIRONMENT)
+            await self.executor.start(job, replace(ENVIRONMENT, memory_limit=memory_mb))
             while job not in self.up:
                 await self.moved.park()
         return self.up[job]
@@ -63,12 +63,19 @@ class Bare:
 
     async def run(self, allocation: Allocation, line: str, *, tty: bool) -> int:
         """Bytes of output of a command that succeeds."""
+        return await self.feed(allocation, Command(line, tty=tty))
+
+    async def feed(self, allocation: Allocation, command: Command, data: bytes | None = None) -> int:
+        """The same with *data* as its input."""
         size = 0
-        async with self.executor.execute(allocation, Command(line, tty=tty)) as process:
+        async with self.executor.execute(allocation, command) as process:
+            if data is not None:
+                await process.send(data)
+                await process.close_stdin()
             while chunk := await process.receive():
                 size += len(chunk[1])
             if (await process.wait()).code != 0:
-                raise RuntimeError(f"{line!r} has failed in the bare executor")
+                raise RuntimeError(f"{command.arguments()} has failed in the bare executor")
         return size
 
 

@@ -146,9 +146,9 @@ class Client:
 
     http: wire.Connection
 
-    async def put(self, size: int, environment: int = ENVIRONMENT) -> None:
+    async def put(self, size: int, environment: int = ENVIRONMENT, memory_mb: int = MEMORY_MB) -> None:
         """An environment with a pool of *size*, and wait until it is full."""
-        body = {"image": "default", "prewarmingPoolSize": size, "cpuLimit": 20, "memoryLimit": MEMORY_MB}
+        body = {"image": "default", "prewarmingPoolSize": size, "cpuLimit": 20, "memoryLimit": memory_mb}
         body |= {"networkAccess": False, "exposedPorts": []}
         known = await self.http.call("GET", "/execution-environments")
         new = all(each["id"] != environment for each in known["executionEnvironments"])

@@ -24,14 +24,14 @@ async def measure_output(site: Site) -> None:
         rises: list[float] = []
         through = partial(_through, site, runner, lines, rates, tty=tty)
         for _ in range(site.bench.pick(5, 1)):
-            rises.append(await _rise(site.daemon.pid, through))
+            rises.append(await rise_of(site.daemon.pid, through))
             took = await milliseconds(partial(site.bare.run, allocation, command(lines), tty=tty))
             beside.append(_rate(lines, took))
         note(f"output.{kind}", rates, beside)
         if not tty:
             note("output.memory", [max(rises)])
     slowly = partial(_through, site, runner, lines, [], tty=False, pause=site.bench.pick(0.004, 0.001))
-    note("output.slow", [await _rise(site.daemon.pid, slowly)])
+    note("output.slow", [await rise_of(site.daemon.pid, slowly)])
     await site.bare.stop(allocation)
     await site.client.release(runner)
 
@@ -58,7 +58,7 @@ def _rate(lines: int, took: float) -> float:
     return lines * len(LINE) / processes.MIB / (took / 1000)
 
 
-async def _rise(pid: int, step: Callable[[], Awaitable[None]]) -> float:
+async def rise_of(pid: int, step: Callable[[], Awaitable[None]]) -> float:
     """By how many MB the peak of a process is above what it had before *step*."""
     processes.forget_peak(pid)
     before = processes.resident(pid)

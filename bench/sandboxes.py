@@ -5,6 +5,7 @@ from bench.context import Bench, Measurement
 from bench.cycles import measure_cycles, measure_starts
 from bench.daemons import open_clients, open_daemon
 from bench.executions import measure_commands, measure_idle
+from bench.files import measure_files
 from bench.hostile import measure_hostile
 from bench.outputs import measure_output
 from bench.site import Part, Site
@@ -24,6 +25,17 @@ PARTS: tuple[tuple[tuple[str, ...], Part], ...] = (
         measure_commands,
     ),
     (("output.pipes", "output.tty", "output.memory", "output.slow"), measure_output),
+    (
+        (
+            "files.list",
+            "files.download",
+            "files.download.memory",
+            "files.copy",
+            "files.copy.memory",
+            "files.copy.health",
+        ),
+        measure_files,
+    ),
     (
         ("cycle.one", "cycle.one.rate", "cycle.ten", "cycle.ten.rate", "cycle.fifty", "cycle.fifty.rate"),
         measure_cycles,

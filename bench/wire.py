@@ -18,13 +18,35 @@ class Connection:
 
     async def call(self, method: str, path: str, body: object = None, *, expect: int = 200) -> Any:
         """The answer's JSON, None without a body. Raises RuntimeError on any other status."""
+        return await self.send(self.encoded(method, path, body), expect=expect)
+
+    def encoded(self, method: str, path: str, body: object = None) -> bytes:
+        """A request, for `send`."""
         content = b"" if body is None else json.dumps(body).encode()
         head = f"{method} /api/v1{path} HTTP/1.1\r\n{self._host}Content-Length: {len(content)}\r\n"
-        await self._stream.send_all(head.encode() + b"Content-Type: application/json\r\n\r\n" + content)
+        return head.encode() + b"Content-Type: application/json\r\n\r\n" + content
+
+    async def send(self, request: bytes, *, expect: int) -> Any:
+        """As `call`."""
+        await self._stream.send_all(request)
         status, answer = await self._answer()
         if status != expect:
-            raise RuntimeError(f"{method} {path} was answered with {status}: {answer[:200]!r}")
+            raise RuntimeError(f"{request[:80]!r} was answered with {status}: {answer[:200]!r}")
         return json.loads(answer) if answer else None
+
+    async def take(self, path: str) -> int:
+        """The bytes of a GET's answer, counted and forgotten."""
+        await self._stream.send_all(f"GET /api/v1{path} HTTP/1.1\r\n{self._host}\r\n".encode())
+        status, size = await self._head()
+        left = size - len(self._buffer)
+        self._buffer.clear()
+        while left > 0:
+            await self._more()
+            left -= len(self._buffer)
+            self._buffer.clear()
+        if status != 200:
+            raise RuntimeError(f"GET {path} was answered with {status}")
+        return size - left
 
     async def status(self, path: str) -> int:
         """Of a GET."""
@@ -32,17 +54,23 @@ class Connection:
         return (await self._answer())[0]
 
     async def _answer(self) -> tuple[int, bytes]:
+        status, size = await self._head()
+        while len(self._buffer) < size:
+            await self._more()
+        answer = bytes(self._buffer[:size])
+        del self._buffer[:size]
+        return status, answer
+
+    async def _head(self) -> tuple[int, int]:
+        """The status, and how long the body is."""
         while (end := self._buffer.find(b"\r\n\r\n")) < 0:
             await self._more()
         head = bytes(self._buffer[:end]).lower()
         size = 0
         if (at := head.find(b"\r\ncontent-length:")) >= 0:
             size = int(head[at + 17 :].split(b"\r\n", 1)[0])
-        while len(self._buffer) < end + 4 + size:
-            await self._more()
-        answer = bytes(self._buffer[end + 4 : end + 4 + size])
-        del self._buffer[: end + 4 + size]
-        return int(head.split(b" ", 2)[1]), answer
+        del self._buffer[: end + 4]
+        return int(head.split(b" ", 2)[1]), size
 
     async def _more(self) -> None:
         data = await self._stream.receive_some(CHUNK)

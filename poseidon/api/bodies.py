@@ -5,15 +5,18 @@ the zero value are the same; unknown fields are ignored. Values are never turned
 """
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Any, NoReturn, TypeVar
 
 import msgspec
+import trio
 from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, ValidationError, model_validator
 from pydantic.alias_generators import to_camel
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 from quart import request
+from werkzeug.exceptions import RequestEntityTooLarge, RequestTimeout
 
 from poseidon.errors import BadRequest
 
@@ -54,20 +57,33 @@ async def raw_body() -> bytes:
     return await request.get_data(cache=False, as_text=False, parse_form_data=False)
 
 
+async def large_body() -> bytearray:
+    """The same, in memory only once. Raises RequestEntityTooLarge, RequestTimeout."""
+    body, most = bytearray(), request.max_content_length
+    with trio.move_on_after(math.inf if request.body_timeout is None else request.body_timeout) as scope:
+        async for piece in request.body:
+            body += piece
+            if most is not None and len(body) > most:
+                raise RequestEntityTooLarge
+    if scope.cancelled_caught:
+        raise RequestTimeout
+    return body
+
+
 def parse(raw: bytes, model: type[B]) -> B:
     """*raw* as *model*. Raises BadRequest."""
     return validated(decode(raw), model)
 
 
-def validated(value: object, model: type[B]) -> B:
-    """What `decode` gave as *model*. Raises BadRequest."""
+def validated(value: object, model: type[B], context: object = None) -> B:
+    """What `decode` gave as *model*, whose validators get *context*. Raises BadRequest."""
     try:
-        return model.model_validate(value)
+        return model.model_validate(value, context=context)
     except ValidationError as error:
         raise BadRequest(explain(error)) from None
 
 
-def decode(raw: bytes) -> object:
+def decode(raw: bytes | bytearray) -> object:
     """The first JSON value in *raw*."""
     try:
         return msgspec.json.decode(raw)
@@ -77,7 +93,7 @@ def decode(raw: bytes) -> object:
         raise BadRequest("the body is nested too deeply") from None
 
 
-def _decode_leniently(raw: bytes) -> object:
+def _decode_leniently(raw: bytes | bytearray) -> object:
     """For what follows the value, bytes that aren't UTF-8, and halves of characters: these become U+FFFD."""
     text = raw.decode("utf-8", "replace").lstrip(" \t\r\n")
     if not text:

@@ -7,12 +7,14 @@ import trio
 from quart import Blueprint, Response, request
 
 from poseidon.api.answers import empty, json, until_answered
-from poseidon.api.bodies import decode, raw_body, validated
+from poseidon.api.bodies import decode, large_body, validated
+from poseidon.api.long_strings import decoded, taken_out
 from poseidon.api.parts import Claims, Files
 from poseidon.api.queries import query
 from poseidon.api.schemas import FilesBody
 from poseidon.api.schemas_files import ListingQuery, RawQuery, listing_answer
 from poseidon.core.model import RunnerId
+from poseidon.runners.files_archive import File
 from poseidon.runners.files_download import Download
 
 PLAIN = re.compile(r"[A-Za-z0-9 !#$&+.^_`{}|~()@,;=\[\]-]+")
@@ -39,8 +41,8 @@ def files_routes(claims: Claims, files: Files) -> Blueprint:
 
     @routes.patch("")
     async def update(runner: str) -> Response:
-        identity, wanted = RunnerId(runner), await _wanted(claims, runner)
-        await files.update(identity, delete=wanted.delete, copy=wanted.files())
+        delete, copy = await _wanted(claims, RunnerId(runner))
+        await files.update(RunnerId(runner), delete=delete, copy=copy)
         return empty()
 
     return routes
@@ -65,12 +67,17 @@ def disposition(name: str) -> str:
     return f"attachment; filename=\"{replaced}\"; filename*=UTF-8''{quote(name, safe='', errors='replace')}"
 
 
-async def _wanted(claims: Claims, runner: str) -> FilesBody:
-    """The body, unless the runner is gone. It may be large: each form of it is dropped when the next is made."""
-    return validated(await _decoded(claims, runner), FilesBody)
-
-
-async def _decoded(claims: Claims, runner: str) -> object:
-    raw = await raw_body()
-    claims.used(RunnerId(runner))
-    return decode(raw)
+async def _wanted(claims: Claims, runner: RunnerId) -> tuple[list[str], list[File]]:
+    """What the body says, unless the runner is gone. It may be large: it holds up nobody, and is dropped at the end."""
+    raw = await large_body()
+    claims.used(runner)
+    rest, taken = taken_out(raw)
+    body = validated(decode(rest), FilesBody, taken)
+    files = [
+        File(
+            each.path,
+            await decoded(taken[each.content], f"copy.{number}.content") if each.content in taken else each.content,
+        )
+        for number, each in enumerate(body.copy_)
+    ]
+    return body.delete, files

@@ -5,10 +5,11 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Annotated
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, ValidationInfo
 
 from poseidon.api import shapes
 from poseidon.api.bodies import Body
+from poseidon.api.long_strings import EXPECTED
 from poseidon.api.parts import Overview
 from poseidon.core.command import Command
 from poseidon.core.model import Environment, EnvironmentId, Phase, Runner
@@ -32,19 +33,33 @@ def _no_nulls(value: object) -> object:
     return {name: "" if each is None else each for name, each in value.items()} if isinstance(value, Mapping) else value
 
 
-def _from_base64(value: object) -> object:
+def _is_name(value: str, info: ValidationInfo) -> bool:
+    """Does it stand for something that was taken out of the body (`long_strings.py`)?"""
+    return value.encode() in (info.context or {})
+
+
+def _path(value: object, info: ValidationInfo) -> object:
+    if isinstance(value, str) and _is_name(value, info):
+        raise ValueError("no path is that long")
+    return _zero_text(value)
+
+
+def _from_base64(value: object, info: ValidationInfo) -> object:
+    """What was taken out of the body keeps its name: it is decoded later, piece by piece."""
     if not isinstance(value, str):
         return value
+    if _is_name(value, info):
+        return value.encode()
     try:
         plain = value.replace("\r", "").replace("\n", "") if "\n" in value or "\r" in value else value
         return binascii.a2b_base64(plain, strict_mode=True)
     except (binascii.Error, ValueError):
-        raise ValueError("base64 with padding is expected") from None
+        raise ValueError(EXPECTED) from None
 
 
 Count = Annotated[int, Field(ge=0, le=MOST)]
 Port = Annotated[int, Field(ge=1, le=65535)]
-Text = Annotated[str, BeforeValidator(_zero_text)]
+Path = Annotated[str, BeforeValidator(_path)]
 
 
 class EnvironmentBody(Body):
@@ -104,19 +119,15 @@ class ExecuteBody(Body):
 class FileBody(Body):
     """One entry of `copy`. A path that ends in a slash is a folder."""
 
-    path: str = ""
+    path: Path = ""
     content: Annotated[bytes, BeforeValidator(_from_base64)] = b""
 
 
 class FilesBody(Body):
     """PATCH /runners/{id}/files."""
 
-    delete: list[Text] = Field(default=[])
+    delete: list[Path] = Field(default=[])
     copy_: list[FileBody] = Field(default=[], alias="copy")
-
-    def files(self) -> list[File]:
-        """What to copy."""
-        return [File(each.path, each.content) for each in self.copy_]
 
 
 class RunBody(Body):

@@ -18,33 +18,32 @@ class File:
     """What is to be copied. A path that ends in a slash is a folder, whose content doesn't count."""
 
     path: str
-    content: bytes = b""
+    content: bytes | bytearray = b""
 
 
 def archived(files: Sequence[File], modified: int) -> Iterator[bytes]:
     """*files* as a tar archive, piece by piece. Raises BadRequest at once for a path that can't be archived."""
-    headers = [_header(file, modified) for file in files]
-    return _pieces(files, headers)
+    return _pieces(files, [cleaned(file.path) for file in files], modified)
 
 
-def _pieces(files: Sequence[File], headers: Sequence[bytes]) -> Iterator[bytes]:
-    for file, header in zip(files, headers, strict=True):
-        yield header
+def _pieces(files: Sequence[File], names: Sequence[str], modified: int) -> Iterator[bytes]:
+    for file, name in zip(files, names, strict=True):
+        yield _header(file, name, modified)
         if not file.path.endswith("/"):
             for start in range(0, len(file.content), CHUNK):
-                yield file.content[start : start + CHUNK]
+                yield bytes(file.content[start : start + CHUNK])
             yield bytes(-len(file.content) % tarfile.BLOCKSIZE)
     yield bytes(2 * tarfile.BLOCKSIZE)
 
 
-def _header(file: File, modified: int) -> bytes:
-    entry = tarfile.TarInfo(cleaned(file.path))
+def _header(file: File, name: str, modified: int) -> bytes:
+    entry = tarfile.TarInfo(name)
     entry.mtime = modified
     if file.path.endswith("/"):
         entry.type, entry.mode = tarfile.DIRTYPE, FOLDER_MODE
     else:
         entry.size, entry.mode = len(file.content), FILE_MODE
-    return entry.tobuf(tarfile.GNU_FORMAT, "utf-8", "strict")
+    return entry.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape")
 
 
 def cleaned(path: str) -> str:
