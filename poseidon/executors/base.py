@@ -143,6 +143,8 @@ class JobsListed:
 
     listing: Listing
     running: frozenset[JobId] = frozenset()
+    templates: frozenset[EnvironmentId] | None = None
+    """Environments whose template is there, and as it was last put or read by us; None: none are kept."""
 
 
 @runtime_checkable

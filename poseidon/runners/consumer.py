@@ -53,7 +53,7 @@ async def _list_again_and_again(dispatcher: Dispatcher, delays: Delays) -> None:
         dispatcher.reachable, dispatcher.trouble = True, None
         delays.made = 0
         take = dispatcher.compare
-        await trio.sleep(dispatcher.executor.list_interval)
+        await dispatcher.comparison_due()
 
 
 def _first(group: BaseExceptionGroup[ExecutorUnreachable]) -> ExecutorUnreachable:

@@ -4,7 +4,7 @@
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol
@@ -64,7 +64,10 @@ class Dispatcher:
         self.carry: Callable[[Decision, Ticket], None] = _carry_nothing
         self.on_pool: list[Callable[[EnvironmentId], None]] = []
         self.on_runner: list[Callable[[Runner], None]] = []
+        self.on_templates: list[Callable[[Set[EnvironmentId]], None]] = []
+        """Told which environments' templates the executor has as we left them, whenever jobs are compared."""
         self._rows = rows
+        self._comparison_wanted = trio.Event()
         self._endings: dict[RunnerId, list[Callable[[Reason], None]]] = defaultdict(list)
 
     def handle(self, event: Event) -> Ticket:
@@ -111,8 +114,21 @@ class Dispatcher:
             await self.list_all()
             return
         self.handle(Listed(found.listing, asked))
+        if found.templates is not None:
+            for tell in self.on_templates:
+                tell(found.templates)
         for job in self._differing(found):
             await self._look_up(job)
+
+    def compare_soon(self) -> None:
+        """There may be jobs that haven't concerned us so far: don't wait for the next comparison."""
+        self._comparison_wanted.set()
+
+    async def comparison_due(self) -> None:
+        """Return when jobs are to be compared (again)."""
+        with trio.move_on_after(self.executor.list_interval):
+            await self._comparison_wanted.wait()
+        self._comparison_wanted = trio.Event()
 
     def _differing(self, found: JobsListed) -> list[JobId]:
         """Jobs of which the executor says that something runs, or nothing, and the stream has told otherwise."""

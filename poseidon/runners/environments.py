@@ -127,6 +127,10 @@ class Environments:
                     await self._supervisor.stop(_service(environment.id))
                     self._stop_jobs(self._dispatchers[known.executor], environment.id, Reason.REPLACED)
                 self._take_in(environment)
+                if isinstance(dispatcher.executor, KeepsTemplates) and (
+                    known is None or known.executor != wanted.executor
+                ):
+                    dispatcher.compare_soon()  # for runners that others have left there
         log.info("environment put", environment_id=environment.id, created=known is None, size=environment.pool_size)
         return known is None
 

@@ -5,12 +5,13 @@ for what others have put into the executor.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, field
 
 import structlog
 import trio
 
+from poseidon.core.model import Environment, EnvironmentId
 from poseidon.errors import ExecutorError, StoreError
 from poseidon.executors.base import KeepsTemplates
 from poseidon.runners.delays import Delays
@@ -37,9 +38,13 @@ class Templates:
         self._environments = environments
         self._woken = trio.Event()
         self._asked: list[_Asked] = []
+        self._stray: set[EnvironmentId] = set()
+        """Those whose template has vanished, or isn't as we left it."""
+        dispatcher.on_templates.append(self._compare)
 
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
-        """The service: agree once, then when somebody asks for it, and until no template has to wait."""
+        """The service: agree once, then when somebody asks for it or a comparison demands it, and until no template has
+        to wait."""
         task_status.started()
         delays = Delays(first=0.5, most=30)
         while True:
@@ -53,6 +58,17 @@ class Templates:
     def wake(self) -> None:
         """There is something to tell the executor."""
         self._woken.set()
+
+    def _compare(self, kept: Set[EnvironmentId]) -> None:
+        """The executor has these as we left them. What was removed on purpose isn't known any more."""
+        missing = {environment.id for environment in self._ours()} - kept
+        if missing:
+            self._stray |= missing
+            self.wake()
+
+    def _ours(self) -> Iterator[Environment]:
+        name = self._dispatcher.executor.name
+        return (environment for environment in self._environments.list() if environment.executor == name)
 
     async def fetch(self) -> None:
         """Wait until both agree, as of now. The service sees to it: a client that hangs up leaves nothing half done.
@@ -87,8 +103,10 @@ class Templates:
 
     async def _register(self, kept: Iterable[int]) -> None:
         """Those of ours that the executor doesn't have, or has as they were before."""
-        known = set(kept)
-        for environment in self._environments.list():
-            missing = environment.id not in known or environment.id in self._environments.untold
-            if missing and environment.executor == self._dispatcher.executor.name:
+        ours = list(self._ours())
+        self._stray &= {environment.id for environment in ours}
+        fine = set(kept) - self._stray - self._environments.untold
+        for environment in ours:
+            if environment.id not in fine:
                 await self._environments.register_again(environment.id)
+            self._stray.discard(environment.id)

@@ -2,14 +2,16 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import trio
 
-from poseidon.core.model import JobId, Phase, Reason
+from poseidon.core.model import JobId, Phase, Reason, RunnerId
 from poseidon.errors import ExecutorUnreachable, PlacementFailed
 from poseidon.executors.nomad.executor import NomadExecutor, open_nomad
 from poseidon.executors.nomad.settings import NomadSettings
@@ -138,6 +140,69 @@ async def test_a_cluster_that_is_restored_from_a_backup_is_believed(tmp_path: Pa
         await until(lambda: stage.rig.fleet.position.epoch == 1)
         await stage.rig.full(3)
         await until(lambda: set(stage.rig.jobs()) == {job for job in stage.fake.jobs if job != "template-1"})
+
+
+async def _register(fake: NomadFake, job: str, **changes: Any) -> None:
+    """Somebody registers *job* as it is but for *changes* of the meta of its group `config`."""
+    spec = deepcopy(fake.jobs.get(job) or next(row for id, row in fake.jobs.items() if id.startswith("template-")))
+    for group in spec["TaskGroups"]:
+        if group["Name"] == "config":
+            group["Meta"] = group["Meta"] | changes
+    async with httpx.AsyncClient(base_url=fake.url, trust_env=False) as http:
+        answer = await http.put("/v1/jobs", json={"Job": spec | {"ID": job, "Name": job}})
+        assert answer.status_code == httpx.codes.OK, answer.text
+
+
+async def _purge(fake: NomadFake, job: str) -> None:
+    async with httpx.AsyncClient(base_url=fake.url, trust_env=False) as http:
+        await http.delete(f"/v1/job/{job}", params={"purge": "true"})
+
+
+def _size(fake: NomadFake) -> str:
+    groups = {group["Name"]: group for group in fake.jobs["template-1"]["TaskGroups"]}
+    return str(groups["config"]["Meta"]["prewarmingPoolSize"])
+
+
+async def test_a_template_that_vanishes_or_is_changed_is_put_right_at_the_next_comparison(tmp_path: Path) -> None:
+    async with scene(tmp_path, list_interval=0.1) as stage:
+        await stage.put(1)
+        await _purge(stage.fake, "template-1")
+        await until(lambda: "template-1" in stage.fake.jobs, within=20)
+        await _register(stage.fake, "template-1", prewarmingPoolSize="7")
+        assert _size(stage.fake) == "7"
+        await until(lambda: _size(stage.fake) == "1", within=20)
+        registrations = stage.fake.requests.count(("PUT", "/v1/jobs"))
+        await _compared(stage.fake, 3)
+        await stage.rig.shell.environments.fetch()
+        assert stage.fake.requests.count(("PUT", "/v1/jobs")) == registrations
+
+
+async def test_a_template_that_was_removed_on_purpose_stays_away(tmp_path: Path) -> None:
+    async with scene(tmp_path, list_interval=0.1) as stage:
+        await stage.put(1)
+        await stage.rig.shell.environments.remove(ONE)
+        await _compared(stage.fake, 3)
+        assert "template-1" not in stage.fake.jobs
+
+
+async def _compared(fake: NomadFake, times: int) -> None:
+    asked = fake.requests.count(("GET", "/v1/jobs"))
+    await until(lambda: fake.requests.count(("GET", "/v1/jobs")) >= asked + times, within=20)
+
+
+async def test_runners_that_others_left_are_found_as_soon_as_their_environment_is_put(tmp_path: Path) -> None:
+    async with scene(tmp_path, list_interval=1000) as stage:
+        async with open_nomad(settings(stage.fake)) as others:
+            await others.start(FRESH, WANTED)
+            await stage.fake.running(FRESH)
+            await others.mark(FRESH, used=True, timeout=60)
+        await until(lambda: stage.rig.shell.dispatchers["nomad"].listed, within=20)
+        assert stage.rig.fleet.runner(RunnerId(FRESH)) is None
+        await stage.rig.put(1, executor="nomad", cpu_limit=20, memory_limit=100)
+        await until(lambda: stage.rig.fleet.runner(RunnerId(FRESH)) is not None, within=20)
+        found = stage.rig.fleet.runner(RunnerId(FRESH))
+        assert found is not None
+        assert (found.phase, found.timeout) == (Phase.USED, 60)
 
 
 async def test_no_room_is_told_and_nothing_piles_up(tmp_path: Path) -> None:

@@ -207,8 +207,10 @@ def test_the_list_of_jobs_tells_which_run_and_whose_names_are_strange() -> None:
     listed = recorded("get_jobs_prefix_10-").body
     strange = {**listed[0], "ID": "10-nonsense"}
     idle = {**listed[0], "ID": JOB.replace("8d", "9d"), "JobSummary": None}
-    table = READER.job_table(msgspec.json.encode([*listed, strange, idle]))
+    templates = [{**listed[0], "ID": "template-7"}, {**listed[0], "ID": "template-8", "Stop": True}]
+    table = READER.job_table(msgspec.json.encode([*listed, strange, idle, *templates]))
     assert [seen.job for seen in table.seen] == [listed[0]["ID"], listed[1]["ID"], idle["ID"]]
     assert table.running == {listed[0]["ID"], listed[1]["ID"]}
     assert table.others == ("10-nonsense",)
+    assert table.templates == {7: listed[0]["JobModifyIndex"]}
     assert all(seen.used is None for seen in table.seen)

@@ -67,6 +67,8 @@ class NomadExecutor:
         self._events = EventStream(client, self._reader, self._evaluations)
         self._pulls = Pulls()
         self._strangers: set[str] = set()
+        self._templates: dict[EnvironmentId, int] = {}
+        """Index of each template's registration, as we left or found it."""
         self._warnings: set[str] = set()
         self._target = ExecTarget(
             url=settings.url,
@@ -209,7 +211,10 @@ class NomadExecutor:
     async def list_jobs(self) -> JobsListed:
         """See ListsJobs."""
         table = await self._list_jobs()
-        return JobsListed(Listing(table.body.seen, (), table.index, 0, jobs_only=True), table.body.running)
+        listing = Listing(table.body.seen, (), table.index, 0, jobs_only=True)
+        templates = table.body.templates.items()
+        unchanged = frozenset(known for known, index in templates if self._templates.get(known, index) == index)
+        return JobsListed(listing, table.body.running, unchanged)
 
     async def _list_jobs(self) -> wire.Answer[JobTable]:
         with nothing_to_refuse():
@@ -264,12 +269,14 @@ class NomadExecutor:
         base = await self._template.read()
         body = {"Job": jobs.template_of(base, environment, self._settings)}
         answer = await self._client.put(path_of("jobs"), body, REGISTERED)
+        self._templates[environment.id] = answer.job_modify_index
         self._tell_warnings(answer.warnings)
 
     async def remove_template(self, environment: EnvironmentId) -> None:
         """See KeepsTemplates."""
         with nothing_to_refuse():
             await self._client.delete(path_of("job", jobs.template_name(environment)), DEREGISTERED, purge="true")
+        self._templates.pop(environment, None)
 
     async def environments(self) -> Sequence[Environment]:
         """See KeepsTemplates. Ids are compared as a whole: 1, 10 and 100 begin alike."""
@@ -281,10 +288,12 @@ class NomadExecutor:
             if jobs.template_id(stub.id) is None or stub.stop:
                 self._tell_strangers([stub.id])
                 continue
-            environment = jobs.environment_of_template(await self._job(stub.id), self._settings)
+            job = await self._job(stub.id)
+            environment = jobs.environment_of_template(job, self._settings)
             if environment is None:
                 self._tell_strangers([f"{stub.id} (incomplete)"])
             else:
+                self._templates.setdefault(environment.id, int(job.get("JobModifyIndex", 0)))
                 found.append(environment)
         return found
 

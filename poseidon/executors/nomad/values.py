@@ -1,6 +1,6 @@
 """What Nomad says → the core's values. The only place that knows what Nomad's fields mean."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -12,6 +12,7 @@ from poseidon.core.model import (
     AllocationId,
     ClientStatus,
     DesiredStatus,
+    EnvironmentId,
     JobGone,
     JobId,
     JobSeen,
@@ -22,6 +23,7 @@ from poseidon.core.model import (
     environment_of,
 )
 from poseidon.executors.nomad import wire
+from poseidon.executors.nomad.job import template_id
 from poseidon.executors.nomad.settings import NomadSettings
 
 CLIENT = {str(status): status for status in ClientStatus}
@@ -48,6 +50,8 @@ class JobTable:
 
     seen: tuple[JobSeen, ...]
     running: frozenset[JobId] = frozenset()
+    templates: Mapping[EnvironmentId, int] = field(default_factory=dict)
+    """Indexes of their registrations."""
     others: tuple[str, ...] = ()
 
 
@@ -127,16 +131,21 @@ class Reader:
         """The body of a list of jobs. Takes long for many: not for the event loop."""
         seen: list[JobSeen] = []
         running: set[JobId] = set()
+        templates: dict[EnvironmentId, int] = {}
         others: list[str] = []
         for raw in _raw_list.decode(body):
             stub = _stub.decode(raw)
             if not is_ours(stub.id):
-                others.append(stub.id)
+                known = template_id(stub.id)
+                if known is None:
+                    others.append(stub.id)
+                elif not stub.stop:
+                    templates[known] = stub.job_modify_index
                 continue
             seen.append(JobSeen(JobId(stub.id), stub.modify_index, _job_status(stub.stop, stub.status)))
             if self._runs(stub):
                 running.add(JobId(stub.id))
-        return JobTable(tuple(seen), frozenset(running), tuple(others))
+        return JobTable(tuple(seen), frozenset(running), templates, tuple(others))
 
     def allocations(self, body: bytes) -> tuple[Allocation, ...]:
         """The body of a list of allocations, read one by one, so that other threads have their turns."""

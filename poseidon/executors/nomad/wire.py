@@ -121,6 +121,8 @@ class JobStub(Struct):
 
     id: str = msgspec.field(name="ID")
     modify_index: int
+    job_modify_index: int = 0
+    """As of the newest registration that changed it."""
     status: str = ""
     stop: bool | None = False
     job_summary: JobSummary | None = None
