@@ -32,7 +32,7 @@ from poseidon.config import NomadSettings as NomadConfig
 from poseidon.config import ServerSettings as ServerConfig
 from poseidon.config_access import UNIX
 from poseidon.core.model import Environment, EnvironmentId, Reason
-from poseidon.errors import ConfigError, PoseidonError
+from poseidon.errors import BadRequest, ConfigError, PoseidonError
 from poseidon.executors.base import Executor
 from poseidon.executors.local.executor import open_local
 from poseidon.executors.local.ledger import SandboxRecord
@@ -163,7 +163,10 @@ class Daemon:
         await supervisor.start("api", self._serve, may_end=True)
         await self.shell.run()
         for environment in environments_of(self.config, next(iter(self.shell.dispatchers))):
-            await self.shell.environments.put_if_changed(environment)
+            try:
+                await self.shell.environments.put_if_changed(environment)
+            except BadRequest as error:
+                raise ConfigError(f"environments.{environment.id}: {error.message}") from error
         kept = self.config.store.retention_days * DAY
         ages = Ages(kept, kept, kept)
         supervisor.add("housekeeping", partial(keep_house, self.shell.store, ages, self.shell.clock.now))

@@ -45,7 +45,7 @@ def create_app(parts: Parts, settings: ApiSettings) -> QuartTrio:
     _answer_errors(app, parts.claims)
     app.register_blueprint(status_routes(parts.environments, parts.overview, settings.version))
     app.register_blueprint(description_routes(settings.version))
-    app.register_blueprint(environments_routes(parts.environments, settings.executor))
+    app.register_blueprint(environments_routes(parts.environments, settings.executor, settings.fill_wait))
     app.register_blueprint(runners_routes(parts.claims))
     app.register_blueprint(files_routes(parts.claims, parts.files))
     app.register_blueprint(executions_routes(parts.claims, parts.executions, settings.surroundings))

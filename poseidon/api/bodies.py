@@ -42,8 +42,10 @@ class Body(BaseModel):
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         """As above: null is the same as a missing field."""
         described = handler(schema)
-        fields = handler.resolve_ref_schema(described)["properties"]
-        for name, field in fields.items():
+        resolved = handler.resolve_ref_schema(described)
+        fields = resolved["properties"]
+        for name in set(fields).difference(resolved.get("required", ())):
+            field = fields[name]
             around = {key: field.pop(key) for key in ("default", "description") if key in field}
             fields[name] = {"anyOf": [field, {"type": "null"}], **around}
         return described

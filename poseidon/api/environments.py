@@ -1,26 +1,38 @@
 """/execution-environments"""
 
-from quart import Blueprint, Response, request
+import trio
+from quart import Blueprint, Response
 
 from poseidon.api.answers import empty, json
 from poseidon.api.auth import demand_admin
 from poseidon.api.bodies import parse, raw_body
 from poseidon.api.parts import Environments
+from poseidon.api.queries import Flag, Query, query
 from poseidon.api.schemas import EnvironmentBody, environment_answer
 from poseidon.core.model import EnvironmentId
-from poseidon.errors import BadRequest
+from poseidon.errors import BadRequest, Overloaded
 
 LARGEST = 2**63 - 1
-TRUE = frozenset({"1", "t", "T", "true", "TRUE", "True"})
-FALSE = frozenset({"", "0", "f", "F", "false", "FALSE", "False"})
 
 
-def environments_routes(environments: Environments, executor: str) -> Blueprint:
-    """What clients put, and what became of it. *executor* runs what is put."""
+class Reading(Query):
+    """GET."""
+
+    fetch: Flag = False
+
+
+class Putting(Query):
+    """PUT /execution-environments/{id}."""
+
+    wait: Flag = False
+
+
+def environments_routes(environments: Environments, executor: str, fill_wait: float) -> Blueprint:
+    """What clients put, and what became of it. *executor* runs what is put; *fill_wait* in seconds."""
     routes = Blueprint("environments", __name__, url_prefix="/api/v1/execution-environments")
 
     async def fetch_if_asked() -> None:
-        if _boolean("fetch"):
+        if query(Reading).fetch:
             demand_admin("fetch")
             await environments.fetch()
 
@@ -40,8 +52,11 @@ def environments_routes(environments: Environments, executor: str) -> Blueprint:
 
     @routes.put("/<digits:identity>")
     async def put(identity: str) -> Response:
-        body = parse(await raw_body(), EnvironmentBody)
-        created = await environments.put(body.environment(_number(identity), executor))
+        body, wanted = parse(await raw_body(), EnvironmentBody), query(Putting)
+        environment = body.environment(_number(identity), executor)
+        created = await environments.put(environment)
+        if wanted.wait:
+            await _filled(environments, environment.id, fill_wait)
         return empty(201 if created else 204)
 
     @routes.delete("/<digits:identity>")
@@ -53,14 +68,17 @@ def environments_routes(environments: Environments, executor: str) -> Blueprint:
 
 
 def _number(digits: str) -> EnvironmentId:
-    number = int(digits[:30])
+    number = int(digits.lstrip("0")[:30] or "0")
     if number > LARGEST:
         raise BadRequest(f"the id of an environment can't exceed {LARGEST}")
     return EnvironmentId(number)
 
 
-def _boolean(parameter: str) -> bool:
-    given = request.args.get(parameter, "")
-    if given not in TRUE | FALSE:
-        raise BadRequest(f"{given!r} is no boolean")
-    return given in TRUE
+async def _filled(environments: Environments, identity: EnvironmentId, within: float) -> None:
+    """Wait for the pool. Raises Overloaded if that takes too long."""
+    with trio.move_on_after(within) as patience:
+        await environments.filled(identity)
+    if patience.cancelled_caught:
+        pool = environments.statistics()[environments.get(identity).id]
+        why = f": {pool.message}" if pool.message else ""
+        raise Overloaded(f"the environment is kept, but its pool isn't filled yet{why}")

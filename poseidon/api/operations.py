@@ -127,8 +127,14 @@ ENVIRONMENTS = (
         "/execution-environments/{identity}",
         "environments",
         "Create or change an environment",
-        {201: Answer("Created."), 204: Answer("Changed, or refreshed by the same again.")},
+        {
+            201: Answer("Created."),
+            204: Answer("Changed, or refreshed by the same again."),
+            404: Answer("It was removed while its pool was waited for.", shapes.Problem),
+            500: OVERLOAD,
+        },
         EnvironmentBody,
+        query=(flag("wait", "Answer when the pool is filled; `NOMAD_OVERLOAD` if that takes longer than 50 seconds."),),
         text="Answers when it is durable; the pool is filled in the background. A change of size only scales. Any "
         "other change replaces idle runners, the same again refreshes them one by one; used ones always finish.",
     ),

@@ -32,6 +32,8 @@ class Environments(Protocol):
 
     async def fetch(self) -> None: ...
 
+    async def filled(self, environment: EnvironmentId) -> None: ...
+
     def statistics(self) -> dict[EnvironmentId, PoolStatistics]: ...
 
 
@@ -120,3 +122,5 @@ class ApiSettings:
     """Which executor runs the environments that are put."""
     surroundings: Surroundings = field(default_factory=Surroundings)
     pace: Pace = field(default_factory=lambda: Pace(rate=0, burst=1))
+    fill_wait: float = 50.0
+    """Seconds that a PUT may wait for its pool, if asked to; clients' own patience often ends at 60."""

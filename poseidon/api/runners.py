@@ -1,13 +1,20 @@
 """/runners"""
 
-from quart import Blueprint, Response, request
+from quart import Blueprint, Response
 
 from poseidon.api.answers import empty, json, problem
 from poseidon.api.auth import demand_admin
 from poseidon.api.bodies import parse, raw_body
 from poseidon.api.parts import Claims
+from poseidon.api.queries import Flag, Query, query
 from poseidon.api.schemas import ClaimBody, claim_answer, detailed_answer, runner_answer
 from poseidon.core.model import EnvironmentId, RunnerId
+
+
+class Releasing(Query):
+    """DELETE /runners/{id}."""
+
+    any: Flag = False
 
 
 def runners_routes(claims: Claims) -> Blueprint:
@@ -34,7 +41,7 @@ def runners_routes(claims: Claims) -> Blueprint:
     @routes.delete("/<runner>")
     async def release(runner: str) -> Response:
         await raw_body()
-        if request.args.get("any") == "true":
+        if query(Releasing).any:
             demand_admin("any=true")
             await claims.stop(RunnerId(runner))
         else:

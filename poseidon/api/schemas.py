@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Annotated
 
-from pydantic import BeforeValidator, Field, ValidationInfo
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
 
 from poseidon.api import shapes
 from poseidon.api.bodies import Body
@@ -57,9 +57,23 @@ def _from_base64(value: object, info: ValidationInfo) -> object:
         raise ValueError(EXPECTED) from None
 
 
+def _nameable(image: str) -> str:
+    if image != image.strip() or not image.isprintable():
+        raise ValueError("expected without control characters, and without spaces round it")
+    return image
+
+
+def _distinct(ports: list[int]) -> list[int]:
+    if len(set(ports)) < len(ports):
+        raise ValueError("each port may be named only once")
+    return ports
+
+
 Count = Annotated[int, Field(ge=0, le=MOST)]
 Port = Annotated[int, Field(ge=1, le=65535)]
 Path = Annotated[str, BeforeValidator(_path)]
+Image = Annotated[str, Field(min_length=1, max_length=1024), AfterValidator(_nameable)]
+Text = Annotated[str, BeforeValidator(_zero_text)]
 
 
 class EnvironmentBody(Body):
@@ -68,9 +82,9 @@ class EnvironmentBody(Body):
     prewarming_pool_size: Count = 0
     cpu_limit: Count = 0
     memory_limit: Count = 0
-    image: str = ""
+    image: Image
     network_access: bool = False
-    exposed_ports: list[Port] = Field(default=[])
+    exposed_ports: Annotated[list[Port], AfterValidator(_distinct)] = Field(default=[])
 
     def environment(self, identity: EnvironmentId, executor: str) -> Environment:
         """The environment that is wanted."""

@@ -142,6 +142,8 @@ class Allocation:
     previous: AllocationId | Untold | None = UNTOLD
     next: AllocationId | Untold | None = UNTOLD
     ports: tuple[Port, ...] = ()
+    trouble: str = field(default="", compare=False)
+    """What the executor tells of its failure, for people; decides nothing, and isn't stored."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,6 +87,12 @@ class Roster:
         entry = self._entries.get(job)
         return None if entry is None else entry.job
 
+    def trouble(self, job: JobId) -> str:
+        """What the executor tells of a job's failure; empty if it tells nothing."""
+        entry = self._entries.get(job)
+        told = [known for known in entry.allocations.values() if known.trouble] if entry is not None else []
+        return max(told, key=lambda known: known.created).trouble if told else ""
+
     def jobs(self, environment: EnvironmentId) -> Iterator[tuple[Job, JobState, Runner | None]]:
         """All jobs of *environment* that aren't over, with their states and living runners."""
         for entry in self._by_environment.get(environment, {}).values():

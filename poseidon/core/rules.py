@@ -88,6 +88,7 @@ def merge(new: Allocation, known: Allocation | None) -> Allocation:
         previous=known.previous if new.previous is UNTOLD else new.previous,
         next=known.next if new.next is UNTOLD else new.next,
         ports=new.ports or known.ports,
+        trouble=new.trouble or known.trouble,
     )
 
 

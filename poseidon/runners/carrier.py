@@ -221,10 +221,11 @@ class Carrier:
     def _give_up_overdue(self) -> None:
         for job in self._fleet.overdue(self._dispatcher.clock.now(), self._executor.start_timeout):
             log.warning("job without a running life for too long", job_id=job)
-            known = self._fleet.job(job)
+            known, trouble = self._fleet.job(job), self._fleet.trouble(job)
             self._dispatcher.handle(Overdue(job))
             if known is not None:
-                self._failed(known.environment, PlacementFailed("no runner became ready in time"))
+                message = f"no runner became ready in time{f': {trouble}' if trouble else ''}"
+                self._failed(known.environment, PlacementFailed(message))
 
     @contextmanager
     def _request(self, job: JobId) -> Iterator[trio.Lock]:

@@ -15,7 +15,7 @@ from sqlalchemy import Connection
 
 from poseidon.core.events import Decision, EndExecutions, Event, Listed, LookedUp, PoolChanged
 from poseidon.core.fleet import Fleet
-from poseidon.core.model import Changes, EnvironmentId, JobId, Phase, Reason, Runner, RunnerId
+from poseidon.core.model import Changes, EnvironmentId, Job, JobId, Phase, Reason, Runner, RunnerId
 from poseidon.executors.base import Batch, Executor, JobsListed, ListsJobs
 from poseidon.runners.clock import Clock
 from poseidon.runners.recognition import Recognition
@@ -66,6 +66,9 @@ class Dispatcher:
         self.on_runner: list[Callable[[Runner], None]] = []
         self.on_templates: list[Callable[[Set[EnvironmentId]], None]] = []
         """Told which environments' templates the executor has as we left them, whenever jobs are compared."""
+        self.on_stillborn: list[Callable[[Job, str], None]] = []
+        """Called with each job that is given up without ever having had a runner, and what the executor tells of it."""
+        self._stillborn: set[JobId] = set()
         self._rows = rows
         self._comparison_wanted = trio.Event()
         self._endings: dict[RunnerId, list[Callable[[Reason], None]]] = defaultdict(list)
@@ -171,6 +174,7 @@ class Dispatcher:
         ticket = self._save(changes) if changes else NothingQueued()
         for runner in changes.runners:
             self._tell(runner)
+        self._tell_stillborn(changes)
         for decision in decisions:
             self._carry_out(decision, ticket)
         return ticket
@@ -187,6 +191,14 @@ class Dispatcher:
         log.info(_PHRASES[runner.phase], **facts)
         for callback in self.on_runner:
             callback(runner)
+
+    def _tell_stillborn(self, changes: Changes) -> None:
+        for job in changes.jobs:
+            if job.stop_reason is Reason.DEAD and not job.id_issued and job.ours and job.id not in self._stillborn:
+                self._stillborn.add(job.id)
+                for callback in self.on_stillborn:
+                    callback(job, self.fleet.trouble(job.id))
+        self._stillborn.difference_update(changes.ended)
 
     def _carry_out(self, decision: Decision, ticket: Ticket) -> None:
         match decision:

@@ -11,7 +11,7 @@ import trio
 from sqlalchemy import Connection
 
 from poseidon.core.events import Stop
-from poseidon.core.model import Environment, EnvironmentId, Reason, Runner
+from poseidon.core.model import Environment, EnvironmentId, Job, Reason, Runner
 from poseidon.core.pool import survey
 from poseidon.errors import BadRequest, EnvironmentNotFound, ExecutorUnreachable, PoseidonError
 from poseidon.executors.base import KeepsTemplates
@@ -52,12 +52,14 @@ class Environments:
         self.fetchers: list[Callable[[], Awaitable[None]]] = []
         """Each makes one executor's templates and what is known here agree."""
         self._removals: Counter[EnvironmentId] = Counter()
+        self._moved = trio.lowlevel.ParkingLot()
         self.untold: set[EnvironmentId] = set()
         """Environments whose executor couldn't be told of their newest state."""
         self.on_untold: list[Callable[[], None]] = []
         for dispatcher in dispatchers.values():
             dispatcher.on_pool.append(self.wake)
             dispatcher.on_runner.append(self._runner_changed)
+            dispatcher.on_stillborn.append(self._stillborn)
 
     def use(self, carriers: dict[str, Carrier], waiting: Callable[[EnvironmentId], int]) -> None:
         """Carriers and claims need environments, and these them; this closes the circle."""
@@ -142,6 +144,15 @@ class Environments:
             or replace(wanted, generation=known.generation, compatible_since=known.compatible_since) != known
         ):
             await self.put(wanted, template_may_wait=True)
+
+    async def filled(self, environment: EnvironmentId) -> None:
+        """Wait until its pool has as many idle runners, of its newest kind, as it shall. Raises EnvironmentNotFound."""
+        while True:
+            known = self.get(environment)
+            pool = survey(known, self._dispatchers[known.executor].fleet.jobs(environment))
+            if len(pool.idle) >= known.pool_size:
+                return
+            await self._moved.park()
 
     async def fetch(self) -> None:
         """Ask those executors that keep templates for environments that others have put there.
@@ -232,6 +243,7 @@ class Environments:
                 dispatcher = self._dispatchers[known.executor]
                 dispatcher.fleet.forget(environment)
                 self._stop_jobs(dispatcher, environment, Reason.REMOVED)
+            self._moved.unpark_all()
         log.info("environment removed", environment_id=environment)
 
     async def stop_refreshing(self) -> None:
@@ -241,6 +253,7 @@ class Environments:
 
     def wake(self, environment: EnvironmentId) -> None:
         """Its pool has changed, or clients wait."""
+        self._moved.unpark_all()
         refresher = self._refreshers.get(environment)
         if refresher is not None:
             refresher.wake()
@@ -263,6 +276,8 @@ class Environments:
         if known is None or known.executor != environment.executor:
             self._launch(environment)
         else:
+            if environment.generation != known.generation:
+                self._refreshers[environment.id].begin_anew()
             self._refreshers[environment.id].wake()
 
     def _launch(self, environment: Environment) -> None:
@@ -282,6 +297,11 @@ class Environments:
         if refresher is not None:
             refresher.runner_changed(runner)
 
+    def _stillborn(self, job: Job, trouble: str) -> None:
+        environment, refresher = self._known.get(job.environment), self._refreshers.get(job.environment)
+        if environment is not None and refresher is not None and job.generation >= environment.generation:
+            refresher.stillborn(trouble)
+
     def _count(self, environment: Environment) -> PoolStatistics:
         jobs = list(self._dispatchers[environment.executor].fleet.jobs(environment.id))
         pool = survey(environment, jobs)
@@ -298,7 +318,7 @@ class Environments:
             starting,
             self._waiting(environment.id),
             status,
-            trouble,
+            trouble if status is PoolStatus.FAILING else "",
         )
 
 

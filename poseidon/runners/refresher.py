@@ -61,6 +61,15 @@ class Refresher:
         self._fail(error.message)
         self._crowded = True
 
+    def stillborn(self, trouble: str) -> None:
+        """A job has ended before it became a runner; *trouble* is what the executor tells of it: its image, perhaps."""
+        self._fail(f"a runner ended before it was ready{f': {trouble}' if trouble else ''}")
+
+    def begin_anew(self) -> None:
+        """The environment has changed: what failed before may work now."""
+        self._succeed()
+        self._crowded = False
+
     def runner_changed(self, runner: Runner) -> None:
         """One of this environment's runners has changed its phase."""
         if runner.phase is Phase.USED:

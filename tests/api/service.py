@@ -157,6 +157,7 @@ async def open_service(
     claim_wait: float = 5.0,
     expiry: float = 300.0,
     grace: float = 1.0,
+    fill_wait: float = 20.0,
 ) -> AsyncIterator[Service]:
     """Opened again on the same folder, with the same executor, it is one that was restarted."""
     executor = executor or PlainExecutor(root=folder / "workspaces")
@@ -172,7 +173,12 @@ async def open_service(
             parts = Parts(opened.environments, opened.claims, executions, Files(opened.claims), overview)
             single = [Key("test", "admin", sha256(token.encode()).digest())] if token else []
             settings = ApiSettings(
-                Keyring([*single, *keys]), VERSION, "local", surroundings or Surroundings(), pace or Pace(0, 1)
+                Keyring([*single, *keys]),
+                VERSION,
+                "local",
+                surroundings or Surroundings(),
+                pace or Pace(0, 1),
+                fill_wait,
             )
             app = create_app(parts, settings)
             listener = socket.create_server(("127.0.0.1", 0))

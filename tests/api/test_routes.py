@@ -15,7 +15,7 @@ from poseidon.api.server import ServerLimits
 from poseidon.core.model import Environment, EnvironmentId
 from poseidon.errors import PlacementFailed
 from poseidon.executors.base import StreamFigures
-from poseidon.runners.facts import Ailment, ExecutorFacts
+from poseidon.runners.facts import Ailment, ExecutorFacts, PoolStatistics
 from tests.api.service import VERSION, Service, connected, next_of, open_service, read, until
 from tests.fakes.plain import PlainExecutor
 
@@ -166,6 +166,20 @@ async def test_the_same_put_again_keeps_used_runners(service: Service) -> None:
         ({"networkAccess": 1}, "networkAccess"),
         ({"networkAccess": True}, "network"),
         ({"image": 5}, "image"),
+        ({"image": ""}, "image"),
+        ({"image": None}, "image"),
+        ({"image": "two\nlines"}, "image"),
+        ({"image": "a\0b"}, "image"),
+        ({"image": " x"}, "image"),
+        ({"image": "x" * 2000}, "image"),
+        ({"prewarmingPoolSize": 2**31}, "prewarmingPoolSize"),
+        ({"cpuLimit": -1}, "cpuLimit"),
+        ({"memoryLimit": 2**63}, "memoryLimit"),
+        ({"memoryLimit": 10**30}, "memoryLimit"),
+        ({"exposedPorts": [0]}, "exposedPorts.0"),
+        ({"exposedPorts": [80, -1]}, "exposedPorts.1"),
+        ({"exposedPorts": ["80"]}, "exposedPorts.0"),
+        ({"exposedPorts": [80, 81, 80]}, "exposedPorts"),
     ],
 )
 async def test_a_wrong_environment_is_400_and_names_the_field(
@@ -180,7 +194,8 @@ async def test_ids_are_digits(service: Service) -> None:
     for path in ("abc", "-1", "1.0", "٣", "1x", ""):
         answer = await service.http.put(f"/execution-environments/{path}", json=ENVIRONMENT)
         assert (answer.status_code, answer.content) == (404, b""), path
-    assert (await service.http.put("/execution-environments/007", json=ENVIRONMENT)).status_code == 201
+    path = f"/execution-environments/{'0' * 40}7"
+    assert (await service.http.put(path, json=ENVIRONMENT)).status_code == 201
     assert (await service.http.get("/execution-environments/7")).status_code == 200
     for digits in ("9223372036854775808", "9" * 5000):
         answer = await service.http.put(f"/execution-environments/{digits}", json=ENVIRONMENT)
@@ -188,9 +203,86 @@ async def test_ids_are_digits(service: Service) -> None:
     assert (await service.http.put("/execution-environments/9223372036854775807", json=ENVIRONMENT)).status_code == 201
 
 
-async def test_a_bad_fetch_is_400(service: Service) -> None:
-    for path in ("/execution-environments?fetch=yes", "/execution-environments/1?fetch=bla"):
-        await message_of(await service.http.get(path), 400)
+async def test_a_bad_flag_is_400_and_named(service: Service) -> None:
+    for method, path, flag in (
+        ("GET", "/execution-environments?fetch=yes", "fetch"),
+        ("GET", "/execution-environments/1?fetch=bla", "fetch"),
+        ("PUT", "/execution-environments/1?wait=5", "wait"),
+        ("DELETE", "/runners/x?any=all", "any"),
+    ):
+        assert flag in await message_of(await service.http.request(method, path, json=ENVIRONMENT), 400)
+    assert (await service.http.get("/execution-environments/1")).status_code == 404
+
+
+async def test_a_put_answers_at_once_or_when_the_pool_is_filled(service: Service) -> None:
+    service.executor.held = True
+    assert (await service.http.put("/execution-environments/1", json=ENVIRONMENT)).status_code == 201
+    answered: list[int] = []
+
+    async def put() -> None:
+        answered.append((await service.http.put("/execution-environments/1?wait=true", json=change)).status_code)
+
+    change = ENVIRONMENT | {"prewarmingPoolSize": 2, "image": "another"}
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(put)
+            await until(lambda: len(service.executor.jobs) == 2 and len(service.executor.started) == 3)
+            first, second = service.executor.jobs
+            service.executor.run(first)
+            await until(lambda: _pool(service).idle == 1)
+            assert answered == []
+            service.executor.run(second)
+    assert answered == [204]
+
+
+async def test_a_put_whose_pool_is_not_filled_in_time_says_why(tmp_path: Path) -> None:
+    async with open_service(tmp_path, fill_wait=0.5) as service:
+        service.executor.refusal = PlacementFailed("memory exhausted on 3 nodes")
+        answer = await service.http.put("/execution-environments/1?wait=true", json=ENVIRONMENT)
+        assert (answer.status_code, answer.json()["errorCode"]) == (500, "NOMAD_OVERLOAD")
+        assert "memory exhausted on 3 nodes" in answer.json()["message"]
+        assert int(answer.headers["Retry-After"]) > 0
+        told = (await service.http.get("/execution-environments/1")).json()
+        assert (told["status"], told["message"]) == ("failing", "memory exhausted on 3 nodes")
+
+
+async def test_a_put_that_waits_learns_that_its_environment_was_removed(service: Service) -> None:
+    service.executor.held = True
+    answers: list[httpx.Response] = []
+
+    async def put() -> None:
+        answers.append(await service.http.put("/execution-environments/1?wait=true", json=ENVIRONMENT))
+
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(put)
+            await until(lambda: len(service.executor.started) == 1)
+            await service.http.delete("/execution-environments/1")
+    assert answers[0].status_code == 404
+
+
+async def test_concurrent_puts_take_turns_and_the_last_one_counts(tmp_path: Path) -> None:
+    executor = SlowlyKeepingExecutor(root=tmp_path / "workspaces")
+    async with open_service(tmp_path, executor=executor) as service:
+        answers: list[int] = []
+
+        async def put(number: int) -> None:
+            body = ENVIRONMENT | {"prewarmingPoolSize": 0, "image": f"image-{number}"}
+            answers.append((await service.http.put("/execution-environments/1", json=body)).status_code)
+
+        async with trio.open_nursery() as nursery:
+            for number in range(8):
+                nursery.start_soon(put, number)
+        assert sorted(answers) == [201] + [204] * 7
+        assert executor.most == 1
+        told = (await service.http.get("/execution-environments/1")).json()
+        assert told["image"] == executor.templates[EnvironmentId(1)].image
+    async with open_service(tmp_path, executor=executor) as service:
+        assert (await service.http.get("/execution-environments/1")).json()["image"] == told["image"]
+
+
+def _pool(service: Service) -> PoolStatistics:
+    return service.shell.environments.statistics()[EnvironmentId(1)]
 
 
 @dataclass
@@ -208,6 +300,21 @@ class KeepingExecutor(PlainExecutor):
     async def environments(self) -> Sequence[Environment]:
         await self._answer()
         return list(self.templates.values())
+
+
+@dataclass
+class SlowlyKeepingExecutor(KeepingExecutor):
+    """One that takes its time, and counts how many talk to it at once."""
+
+    busy: int = 0
+    most: int = 0
+
+    async def put_template(self, environment: Environment) -> None:
+        self.busy += 1
+        self.most = max(self.most, self.busy)
+        await trio.sleep(0.01)
+        await super().put_template(environment)
+        self.busy -= 1
 
 
 async def test_an_environment_that_others_put_into_the_executor_is_there_once_it_is_fetched(tmp_path: Path) -> None:

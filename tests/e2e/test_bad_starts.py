@@ -51,6 +51,11 @@ async def test_a_second_daemon_on_the_same_store_says_so_and_ends(tmp_path: Path
         assert await client.put() == 201
 
 
+async def test_an_environment_that_cannot_be_is_named(tmp_path: Path) -> None:
+    ended = await serve(tmp_path, ENVIRONMENTS_5_IMAGE="x", ENVIRONMENTS_5_MEMORY_LIMIT="1")
+    check(ended, "environments.5: ", "memoryLimit")
+
+
 async def test_a_port_in_use_is_named(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -1,6 +1,7 @@
 """The life of a sandbox as the executor tells it: versions, listings, the stream, budgets, refusals."""
 
 import os
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -200,23 +201,32 @@ async def test_what_happened_to_a_sandbox_is_recorded_as_soon_as_that_works(
 
 
 async def test_a_launch_that_fails_says_why(world: World, readable: Path) -> None:
-    empty = readable / "image"
-    empty.mkdir()
+    image = readable / "image"
+    (image / "bin").mkdir(parents=True)
+    (image / "bin/bash").touch()
     job = new_job()
-    async with world.executor(images={"some-image": str(empty)}, start_timeout=5) as executor:
+    async with world.executor(images={"some-image": str(image)}, start_timeout=5) as executor:
         async with executor.follow(None) as stream:
             await executor.start(job, ENVIRONMENT)
-            allocation = await until(stream, job, ClientStatus.RUNNING, ClientStatus.FAILED)
-        if allocation.client is ClientStatus.RUNNING:  # this machine's Python was lent; but there is no shell
-            assert (await run(executor, allocation, "true")).code == 127
-        (empty / "usr").symlink_to("/nowhere")
-    async with world.executor(images={"some-image": "/proc/1/fd"}, start_timeout=5) as executor:
-        async with executor.follow(None) as stream:
-            await executor.start(job, ENVIRONMENT)
-            await until(stream, job, ClientStatus.FAILED)
-            assert "a sandbox" in reasons(executor)[0]
+            shutil.rmtree(image)  # before it is launched
+            allocation = await until(stream, job, ClientStatus.FAILED)
+            assert "a sandbox" in allocation.trouble
+            assert reasons(executor) == [allocation.trouble]
         with pytest.raises(AllocationGone):
             await run(executor, allocation, "true")
+
+
+async def test_an_image_without_a_shell_is_refused_even_if_it_loses_it_later(world: World, readable: Path) -> None:
+    image = readable / "image"
+    (image / "usr/bin").mkdir(parents=True)
+    (image / "bin").symlink_to("usr/bin")
+    async with world.executor(images={"some-image": str(image)}) as executor:
+        with pytest.raises(Unsupported, match=r"'some-image' .* no /bin/bash"):
+            executor.check(ENVIRONMENT)
+        with pytest.raises(Unsupported, match=r"'some-image' .* no /bin/bash"):
+            await executor.start(new_job(), ENVIRONMENT)
+        (image / "usr/bin/bash").touch()
+        executor.check(ENVIRONMENT)
 
 
 @pytest.mark.skipif(not IS_ROOT, reason="only root has cgroups here")

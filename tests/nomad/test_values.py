@@ -150,6 +150,26 @@ def test_the_newest_end_counts_by_its_time_not_by_its_place() -> None:
     assert not allocation(TaskStates={"default-task": {"State": "dead", "Events": events}}).oom_killed
 
 
+def test_a_failure_is_told_as_the_node_words_it_and_only_until_the_task_runs() -> None:
+    found = [
+        READER.allocation(msgspec.convert(raw, wire.Allocation), complete=True)
+        for raw in events_of(RECORDINGS / "c_driver_failure_bad_command_batch.ndjson", "Allocation")
+    ]
+    assert 'binary "/does/not/exist" could not be found' in found[-1].trouble
+    assert found[0].trouble == ""
+    events = [
+        {"Type": "Driver Failure", "Time": 1, "DisplayMessage": "Failed to pull `x`"},
+        {"Type": "Restarting", "Time": 2, "DisplayMessage": "Task restarting in 15s"},
+    ]
+    for client, task, trouble in (
+        ("pending", "pending", "Failed to pull `x`"),
+        ("failed", "dead", "Failed to pull `x`"),
+        ("running", "running", ""),
+    ):
+        states = {"default-task": {"State": task, "Events": events}}
+        assert allocation(ClientStatus=client, TaskStates=states).trouble == trouble
+
+
 def test_only_a_running_task_has_a_life() -> None:
     for state, started in (("running", "t"), ("pending", None), ("dead", None)):
         states = {"default-task": {"State": state, "StartedAt": "t"}, "other": {"State": "running", "StartedAt": "x"}}

@@ -143,6 +143,7 @@ class Book:
             follow_up=None,
             previous=None,
             next=None,
+            trouble=record.reason,
         )
 
     def _tell(self, record: SandboxRecord) -> None:

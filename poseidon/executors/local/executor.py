@@ -28,6 +28,9 @@ from poseidon.executors.local.users import Users, choose_range, taken_ranges
 
 log = structlog.get_logger(__name__)
 
+SHELLS = ("bin/bash", "usr/bin/bash")
+"""Where an image may have it: /bin is a link in some."""
+
 
 class LocalExecutor:
     """See Executor."""
@@ -62,6 +65,8 @@ class LocalExecutor:
             raise Unsupported(f"image {environment.image!r} isn't one of [local] images, and require_image is set")
         if image is not None and not Path(image).is_dir():
             raise Unsupported(f"image {environment.image!r} is configured as {image!r}, which is no folder")
+        if image is not None and not any(os.path.lexists(f"{image}/{place}") for place in SHELLS):
+            raise Unsupported(f"image {environment.image!r} is configured as {image!r}, which has no /bin/bash")
 
     async def start(self, job: JobId, environment: Environment) -> int:
         """See Executor."""

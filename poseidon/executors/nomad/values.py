@@ -29,6 +29,10 @@ from poseidon.executors.nomad.settings import NomadSettings
 CLIENT = {str(status): status for status in ClientStatus}
 DESIRED = {str(status): status for status in DesiredStatus}
 JOB = {str(status): status for status in JobStatus}
+UNREADY = ("pending", "failed")
+FAILURES = ("Driver Failure", "Setup Failure", "Failed Validation", "Failed Artifact Download", "Terminated")
+LONGEST = 500
+"""Characters of what a driver says of a failure."""
 ENDED_ON_PURPOSE = ("Killing", "Restart Signaled")
 DEREGISTERED = "job-deregister"
 """Told of an evaluation: a purge of Nomad 1.1 has no event of the job itself."""
@@ -113,6 +117,7 @@ class Reader:
             previous=AllocationId(raw.previous_allocation) if raw.previous_allocation else untold,
             next=AllocationId(raw.next_allocation) if raw.next_allocation else untold,
             ports=_ports(raw),
+            trouble=_trouble(task) if task is not None and raw.client_status in UNREADY else "",
         )
 
     def job(self, raw: wire.Job) -> JobSeen:
@@ -185,6 +190,12 @@ def _ran_out_of_memory(task: wire.TaskState) -> bool:
         elif event.type == "Started":
             asked_to_end = False
     return newest is not None and (newest.details or {}).get("oom_killed") == "true"
+
+
+def _trouble(task: wire.TaskState) -> str:
+    """What its newest failure was."""
+    failures = [event for event in task.events or () if event.type in FAILURES]
+    return max(failures, key=lambda event: event.time).display_message[:LONGEST] if failures else ""
 
 
 def _ports(raw: wire.Allocation) -> tuple[Port, ...]:

@@ -17,6 +17,7 @@ class TaskEvent(Struct):
     type: str = ""
     time: int = 0
     details: dict[str, str] | None = None
+    display_message: str = ""
 
 
 class TaskState(Struct):
