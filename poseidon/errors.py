@@ -160,3 +160,7 @@ class AllocationGone(ExecutorError):
 
 class ConnectionLost(ExecutorError):
     """The connection of an execution ended before its exit code came."""
+
+
+class LeftRunning(ConnectionLost):
+    """A command was lost while it began, and may run on: what it runs in must not be used any more."""

@@ -126,7 +126,10 @@ class Executor(Protocol):
         """Subscribe: once entered, nothing that happens is missed but by a break, which raises ExecutorUnreachable."""
 
     def execute(self, allocation: Allocation, command: Command) -> AbstractAsyncContextManager[Process]:
-        """Run *command* in a running allocation. Raises AllocationGone, ExecutorUnreachable, Unsupported."""
+        """Run *command* in a running allocation. Raises AllocationGone, ExecutorUnreachable, Unsupported.
+
+        With any error nothing of the command runs, but for LeftRunning.
+        """
 
 
 @runtime_checkable

@@ -13,7 +13,7 @@ import structlog
 import trio
 
 from poseidon.core.model import Allocation, Reason, Runner, RunnerId
-from poseidon.errors import ExecutorError, PoseidonError, RunnerGone, Unsupported
+from poseidon.errors import ExecutorError, LeftRunning, PoseidonError, RunnerGone, Unsupported
 from poseidon.executors.base import Executor, Exit, Process, Stream
 from poseidon.runners.execution_buffers import InputBuffer, OutputBuffer
 from poseidon.runners.execution_outcomes import (
@@ -118,6 +118,7 @@ class Execution:
             self._decided.set()
             self._up.set()
             if self._process is None:
+                self.output.end()  # there is none, and the client needn't wait for those who wait for the command
                 self._starting.cancel(reason="the execution ends")
         return self._outcome
 
@@ -202,6 +203,10 @@ class Execution:
                 async with executor.execute(allocation, self.command) as process:
                     with trio.CancelScope(shield=True):  # once it runs it is only left by a decision
                         await self._attend(process, remote=executor.settle > 0)
+        except LeftRunning as error:
+            with trio.CancelScope(shield=True):
+                await self._fail(error)
+                await self._destroy()
         except PoseidonError as error:
             await self._fail(error)
         else:
@@ -293,9 +298,13 @@ class Execution:
 
     async def _stop(self, process: Process, grace: float) -> None:
         if not await _stopped(process, grace):
-            log.warning("execution didn't stop", execution_id=self.id, runner_id=self.runner)
-            with suppress(RunnerGone):
-                await self._claims.release(self.runner, Reason.UNSTOPPABLE)
+            await self._destroy()
+
+    async def _destroy(self) -> None:
+        """Give the runner up, for something of the command may run on in it."""
+        log.warning("execution didn't stop", execution_id=self.id, runner_id=self.runner)
+        with suppress(RunnerGone):
+            await self._claims.release(self.runner, Reason.UNSTOPPABLE)
 
 
 async def _stopped(process: Process, grace: float) -> bool:

@@ -12,7 +12,7 @@ import trio
 
 from poseidon.api.server import ServerLimits
 from poseidon.core.model import Reason, RunnerId
-from poseidon.errors import AllocationGone, ExecutorUnreachable, PoseidonError
+from poseidon.errors import AllocationGone, ExecutorUnreachable, LeftRunning, PoseidonError
 from poseidon.executors.base import Exit
 from poseidon.runners import execution
 from tests.api.service import TERMINAL, Service, checked, connected, next_of, open_service, read, stalled, until, vanish
@@ -322,6 +322,29 @@ async def test_a_command_that_cannot_be_started_is_an_error(service: Service, ru
         ended = await service.run(runner, "true")
         assert ended.messages == [{"type": "start"}, FAILED]
     assert (await recorded(service))[-1]["detail"] == "nobody answers"
+
+
+async def test_a_runner_in_which_a_lost_start_may_run_on_is_destroyed(service: Service, runner: str) -> None:
+    service.executor.start_failure = LeftRunning("it was lost while it began")
+    assert (await service.run(runner, "true")).final == FAILED
+    await until(lambda: is_gone(service, runner))
+    answer = await service.http.post(f"/runners/{runner}/execute", json={"command": "true"})
+    assert (answer.status_code, "unstoppable" in answer.json()["message"]) == (410, True)
+
+
+async def test_a_client_is_told_at_once_though_a_start_cant_be_given_up_quickly(service: Service, runner: str) -> None:
+    service.executor.start_delay = 60
+    service.executor.stuck = trio.Event()
+    async with connected(await service.execute(runner, "true")) as client:
+        await next_of(client, "start")
+        await service.http.delete(f"/runners/{runner}")
+        try:
+            with trio.fail_after(10):
+                assert (await read(client)).final == STOPPED
+            assert service.executions.running == 1
+        finally:
+            service.executor.stuck.set()
+        await until(lambda: service.executions.running == 0)
 
 
 async def test_what_the_executor_cannot_do_is_told_on_stderr(service: Service, runner: str) -> None:

@@ -38,6 +38,8 @@ __all__ = ["Behaviour", "Box", "Boxes", "Head", "Refused", "open_boxes", "open_e
 class Behaviour:
     """What sessions do beside running their commands. Durations in seconds."""
 
+    answer_delay: float = 0.0
+    """Until the request is answered; whoever has left meanwhile shows only afterwards."""
     start_delay: float = 0.0
     """Until the command is begun (Docker); a size that is told before is lost."""
     late_exit: float = 0.05
@@ -60,6 +62,8 @@ class Behaviour:
     """Bytes of output after which something comes that is no JSON."""
     silent_after: float = -1
     """Seconds after which nothing at all is answered any more, pings included."""
+    hush: trio.Event = field(default_factory=trio.Event)
+    """The same, from when it is set."""
     chance: random.Random = field(default_factory=lambda: random.Random(0))
 
 
@@ -184,9 +188,9 @@ class _Session:
         scope.cancel()
 
     async def _fall_silent(self) -> None:
-        if self._behaviour.silent_after >= 0:
-            await trio.sleep(self._behaviour.silent_after)
-            self._wire.silent = True
+        with trio.move_on_after(self._behaviour.silent_after if self._behaviour.silent_after >= 0 else float("inf")):
+            await self._behaviour.hush.wait()
+        self._wire.silent = True
 
     async def _begin(self) -> bool:
         words = self._head.words
@@ -301,6 +305,7 @@ async def serve_exec(
         except (ValueError, AssertionError):
             await stream.send_all(b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 11\r\n\r\nbad command")
             return
+        await trio.sleep(behaviour.answer_delay)
         await stream.send_all(
             b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
             b"Sec-WebSocket-Accept: " + accept_key(head.headers["sec-websocket-key"]).encode() + b"\r\n\r\n"

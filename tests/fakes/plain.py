@@ -43,6 +43,8 @@ class PlainExecutor(ScriptedExecutor):
     start_failure: ExecutorError | None = None
     """What `execute` raises."""
     start_delay: float = 0.0
+    stuck: trio.Event | None = None
+    """A start that is given up takes until then."""
     identity: str = field(default_factory=lambda: uuid4().hex)
     """So that executors of several test runs at once don't kill each other's processes."""
     kills: int = 0
@@ -78,7 +80,12 @@ class PlainExecutor(ScriptedExecutor):
 
     @asynccontextmanager
     async def execute(self, allocation: Allocation, command: Command) -> AsyncIterator[Process]:
-        await trio.sleep(self.start_delay)
+        try:
+            await trio.sleep(self.start_delay)
+        finally:
+            if self.stuck is not None:
+                with trio.CancelScope(shield=True):
+                    await self.stuck.wait()
         if self.start_failure is not None:
             raise self.start_failure
         if command.privileged and self.one_user:

@@ -3,6 +3,7 @@
 What the clients remember is the measure: nothing of it is read back from the daemon.
 """
 
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
@@ -12,6 +13,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import psutil
 import pytest
 import trio
 
@@ -20,6 +22,7 @@ from poseidon.core.model import EnvironmentId, Phase, Reason, Runner, RunnerId
 from poseidon.core.pool import BackOff
 from poseidon.errors import Overloaded, RunnerGone
 from poseidon.executors.base import Stream
+from poseidon.executors.nomad import wrap
 from poseidon.executors.nomad.executor import open_nomad
 from poseidon.executors.nomad.settings import NomadSettings
 from poseidon.runners import carrier, refresher
@@ -38,6 +41,8 @@ FOREIGN = 77
 """The exit code of a command that finds the traces of another client."""
 PROMPT = 1.0
 """Seconds from the news of a runner's end to the end of its executions; real ones, for the machine may be busy."""
+UNHEARD = 5
+"""Seconds after which a command's script gives up that was told nothing; real ones."""
 FATE = frozenset(
     {
         Reason.RESTARTED,
@@ -62,10 +67,10 @@ def settings(fake: NomadFake) -> NomadSettings:
         set_user="",
         settle=3 / SPEED,
         list_interval=30 / SPEED,
-        start_timeout=100 / SPEED,
-        connect_timeout=1.0,
-        request_timeout=1.0,
-        list_timeout=2.5,
+        start_timeout=250 / SPEED,
+        connect_timeout=5.0,
+        request_timeout=5.0,
+        list_timeout=10.0,
         evaluation_timeout=10 / SPEED,
         evaluation_look_ups=0.2 / SPEED,
         driver_retry=1 / SPEED,
@@ -86,6 +91,9 @@ def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(refresher, "INTERVAL", 30 / SPEED)
     monkeypatch.setattr(refresher, "SOON", 0.1)
     monkeypatch.setattr(carrier, "CHECK_INTERVAL", 0.1)
+    for script in ("RUN", "STDERR"):  # what is cut off before it has heard anything gives up by itself
+        text = getattr(wrap, script).replace(f"-t {wrap.NONCE_WITHIN}", f"-t {UNHEARD}")
+        monkeypatch.setattr(wrap, script, text)
 
 
 @dataclass
@@ -219,7 +227,7 @@ class Client:
         line = f'if test -e taken && test "$(cat taken)" != {mark}; then exit {FOREIGN}; fi; echo {mark} > taken'
         stays = self.random.random() < 0.6
         ear = Ear()
-        command = Command(f"{line}; sleep 20" if stays else line, tty=self.random.random() < 0.3)
+        command = Command(f"{line}; sleep 300" if stays else line, tty=self.random.random() < 0.3)
         id = await daemon.executions.create(runner.id, command)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._lose_patience, daemon, runner, nursery.cancel_scope)
@@ -385,14 +393,25 @@ class Quiet:
         if tasks != wanted:
             yield f"tasks that nobody wants: {tasks - wanted}; that are missing: {wanted - tasks}"
         for id, box in self._fake.rooms.boxes.items():
-            if box.processes():
-                yield f"processes are left in {id}"
+            if left := [_told(pid) for pid in box.processes()]:
+                yield f"processes are left in {id}: {left}"
 
     def _unheld(self) -> Iterator[str]:
         held = {client.held.id for client in self._clients if client.held is not None}
         for runner in self._daemon.rig.fleet.runners():
             if runner.phase is Phase.USED and runner.id not in held:
                 yield f"{runner.id} is used by nobody"
+
+
+def _told(pid: int) -> str:
+    """What a process is, for whoever has to find out why it is still there."""
+    try:
+        process = psutil.Process(pid)
+        words = " ".join(word if len(word) < 80 else f"{word[:60]!r}…" for word in process.cmdline())
+        age = time.time() - process.create_time()
+        return f"{pid} of {process.ppid()}, {process.status()}, {age:.1f} s old: {words}"
+    except psutil.NoSuchProcess:
+        return f"{pid}, which has just ended"
 
 
 def _is_marked(job: dict[str, Any]) -> bool:

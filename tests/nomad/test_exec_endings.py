@@ -11,10 +11,12 @@ import trio
 
 from poseidon.core.command import Command
 from poseidon.core.model import Allocation
-from poseidon.errors import AllocationGone, ConnectionLost, ExecutorError, ExecutorUnreachable
+from poseidon.errors import AllocationGone, ConnectionLost, ExecutorError, ExecutorUnreachable, LeftRunning
 from poseidon.executors.base import Process, Stream
 from poseidon.executors.nomad import wrap
 from poseidon.executors.nomad.exec import ExecTarget, open_exec
+from poseidon.executors.nomad.exec_marks import READY
+from poseidon.executors.nomad.exec_session import Session
 from poseidon.executors.nomad.exec_side import Side
 from tests.fakes.nomad_exec import Behaviour, Head, open_exec_server
 from tests.nomad.exec_site import PATIENCE, Site, allocation_of, drain, open_site, read_until
@@ -226,7 +228,8 @@ async def test_a_signal_is_for_the_foreground_alone(site: Site) -> None:
 async def test_a_connection_lost_without_a_code_is_no_success(site: Site, tty: bool, how: str) -> None:
     cut = Behaviour(cut=how, cut_after=150)
     site.server.decide = lambda head: cut if wrap.RUN in head.words else Behaviour()
-    async with site.open(Command("printf '%0200d' 7; sleep 63; true", tty=tty)) as process:
+    async with site.open(Command("read; printf '%0200d' 7; sleep 63; true", tty=tty)) as process:
+        await process.send(b"\n")
         with pytest.raises(ConnectionLost):
             await process.wait()
         with pytest.raises(ConnectionLost):
@@ -242,7 +245,8 @@ async def test_a_connection_lost_without_a_code_is_no_success(site: Site, tty: b
 @both
 async def test_what_came_before_the_loss_is_still_received(site: Site) -> None:
     site.server.behaviour = Behaviour(cut="eof", cut_after=150)
-    async with site.open(Command("printf '%0200d' 7; sleep 63", tty=False)) as process:
+    async with site.open(Command("read; printf '%0200d' 7; sleep 63", tty=False)) as process:
+        await process.send(b"\n")
         with pytest.raises(ConnectionLost):
             await process.wait()
         chunk = await process.receive()
@@ -255,7 +259,8 @@ async def test_what_came_before_the_loss_is_still_received(site: Site) -> None:
 async def test_a_frame_that_cant_be_understood_ends_it(site: Site, tty: bool) -> None:
     garbage = Behaviour(garbage_after=150)
     site.server.decide = lambda head: garbage if wrap.RUN in head.words else Behaviour()
-    async with site.open(Command("printf '%0200d' 7; sleep 63", tty=tty)) as process:
+    async with site.open(Command("read; printf '%0200d' 7; sleep 63", tty=tty)) as process:
+        await process.send(b"\n")
         with pytest.raises(ConnectionLost):
             await process.wait()
         assert await process.kill()
@@ -266,7 +271,8 @@ async def test_output_without_its_errors_is_no_success(site: Site) -> None:
     """The connection that carries stderr is lost."""
     cut = Behaviour(cut="eof", cut_after=150)
     site.server.decide = lambda head: cut if wrap.STDERR in head.words else Behaviour()
-    async with site.open(Command("printf '%0200d' 7 >&2; sleep 0.1; exit 0")) as process:
+    async with site.open(Command("read; printf '%0200d' 7 >&2; sleep 63; exit 0")) as process:
+        await process.send(b"\n")
         with pytest.raises(ConnectionLost):
             await process.wait()
         assert await process.kill()
@@ -274,8 +280,9 @@ async def test_output_without_its_errors_is_no_success(site: Site) -> None:
 
 @both
 async def test_a_dead_peer_is_noticed(site: Site) -> None:
-    site.server.behaviour = Behaviour(silent_after=0.5)
+    site.server.behaviour = Behaviour(hush=trio.Event())
     async with site.open(Command("sleep 63", tty=False), heartbeat=0.1) as process:
+        site.server.behaviour.hush.set()
         with pytest.raises(ConnectionLost):
             await process.wait()
 
@@ -321,9 +328,11 @@ async def test_heartbeats_are_sent_while_nothing_happens(site: Site, monkeypatch
         await original(self, message)
 
     monkeypatch.setattr(_Session, "_hear", hear)
-    async with site.open(Command("sleep 0.3", tty=False), heartbeat=0.02) as process:
+    async with site.open(Command("read", tty=False), heartbeat=0.02) as process:
+        while heard.count(b"{}") < 5:
+            await trio.sleep(0.01)
+        await process.send(b"\n")
         await process.wait()
-    assert heard.count(b"{}") >= 5
 
 
 # Refused
@@ -478,6 +487,43 @@ async def test_once_the_nonce_is_told_a_cancelled_start_is_seen_to(site: Site, m
                 assert await process.kill()
     assert entered
     assert sleepers() == set()
+
+
+@both
+@with_and_without_tty
+async def test_a_start_that_is_cancelled_leaves_no_script_on_a_slow_node(site: Site, tty: bool) -> None:
+    site.server.behaviour = Behaviour(answer_delay=0.8)
+    with trio.move_on_after(0.05):
+        async with site.open(Command("touch ran", tty=tty)):
+            pytest.fail("it can't have begun")
+    with trio.fail_after(PATIENCE):
+        while site.server.open:
+            await trio.sleep(0.005)
+    await site.until_empty()
+    assert not (site.box.folder / "ran").exists()
+
+
+@both
+async def test_a_start_that_is_lost_and_cant_be_killed_is_told_apart(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    receive = Session.receive
+
+    async def lose(session: Session) -> tuple[Stream, bytes] | None:
+        piece = await receive(session)
+        if piece and READY in piece[1]:
+            return piece
+        while not (site.box.folder / "ran").exists():
+            await trio.sleep(0.005)
+        raise ConnectionLost("cut before it told that it began")
+
+    monkeypatch.setattr(Session, "receive", lose)
+    refusal = (1008, "No path to node")
+    site.server.decide = lambda head: Behaviour(refuse=refusal if wrap.KILL in head.words else None)
+    with pytest.raises(LeftRunning):
+        async with site.open(Command("touch ran; sleep 63", tty=False)):
+            pytest.fail("nothing is known of its start")
+    assert site.box.processes()
 
 
 @both

@@ -20,7 +20,7 @@ __all__ = ["ExecTarget", "open_exec"]
 async def open_exec(target: ExecTarget, allocation: Allocation, command: Command) -> AsyncIterator[Process]:
     """Run *command*: entered once it runs. Leaving closes its connections, which doesn't end it.
 
-    Raises AllocationGone, ExecutorUnreachable, ConnectionLost, ExecutorError, BadRequest.
+    Raises AllocationGone, ExecutorUnreachable, ConnectionLost, LeftRunning, ExecutorError, BadRequest.
     """
     async with AsyncExitStack() as stack:
         yield await _started(stack, target, allocation, command)

@@ -13,7 +13,7 @@ import trio
 
 from poseidon.core.command import Command
 from poseidon.core.model import Allocation
-from poseidon.errors import AllocationGone, ConnectionLost, ExecutorError, ExecutorUnreachable
+from poseidon.errors import AllocationGone, ConnectionLost, ExecutorError, ExecutorUnreachable, LeftRunning
 from poseidon.executors.base import Exit, Stream
 from poseidon.executors.nomad import wrap
 from poseidon.executors.nomad.exec_marks import READY, Mark, Marks
@@ -27,8 +27,11 @@ KILLED_WITHIN = 0.2
 """Seconds in which a killed command's exit code may still come by itself."""
 BOTH_WITHIN = 0.5
 """Seconds in which both sessions end if their allocation does."""
-FAREWELL_WITHIN = 0.5
-"""Seconds for telling scripts that wait that nothing comes; else they give up after a minute."""
+FAREWELL_WITHIN = 3.0
+"""Seconds for telling scripts that wait that nothing comes; else they give up after a minute.
+
+A node that is busy is slow to begin them. Those who wait for us meanwhile are told of the end before.
+"""
 STARTED_WITHIN = 10.0
 SIGKILL_CODE = 137
 END_OF_FILE = b"\x04"
@@ -65,7 +68,7 @@ class NomadProcess:
     # Beginning and end
 
     async def start(self, nursery: trio.Nursery, address: str) -> None:
-        """Begin to run. Raises AllocationGone, ExecutorUnreachable, ConnectionLost, ExecutorError."""
+        """Begin to run. Raises AllocationGone, ExecutorUnreachable, ConnectionLost, LeftRunning, ExecutorError."""
         self._address, self._nursery = address, nursery
         sides = [self._main, self._side] if self._tty else [self._main]
         nursery.start_soon(self._held_open, self._main, self._serve_main)
@@ -97,8 +100,8 @@ class NomadProcess:
                 await self._end_input(self._side)
                 await self._resize()
         well = self._main.started.is_set() and not self._failure
-        if not well:
-            await self.kill()
+        if not well and not await self.kill():
+            raise LeftRunning("a command that was lost while it began may run on")
         self._raise_unless(well)
 
     @staticmethod

@@ -31,6 +31,9 @@ CLOSE_WITHIN = 0.05
 MISSED_MOST = 3
 """Heartbeats without an answer after which the other end is dead."""
 
+HARMLESS = range(2048)
+"""Bytes of input, all together, that every pipe and terminal takes in though nobody reads them."""
+
 GONE = ("Unknown allocation", "is not running", "not started yet")
 REFUSED = ("Permission denied", "ACL token not found")
 
@@ -109,8 +112,9 @@ class Session:
     async def send(self, data: bytes) -> None:
         """Write to the process's stdin, waiting while it is full; dropped if nobody reads any more."""
         for start in range(0, len(data), PIECE):
-            self._sent += 1
-            await self._put(_encode({"stdin": {"data": data[start : start + PIECE]}}))
+            piece = data[start : start + PIECE]
+            self._sent += len(piece)
+            await self._put(_encode({"stdin": {"data": piece}}))
 
     async def send_now(self, data: bytes) -> None:
         """Write a last few bytes: what waits to be sent is overtaken, and the connection is of no use afterwards."""
@@ -148,7 +152,7 @@ class Session:
                 if pong is None or pong.is_set():
                     answered_sent, pong_sent, missed = pong_sent, self._sent, 0
                     pong = await self._connection.ping()
-                elif self._receiving and received == self._received and pong_sent == answered_sent:
+                elif self._receiving and received == self._received and pong_sent in (answered_sent, *HARMLESS):
                     missed += 1  # input that isn't read may block the answer, and so may output
                 else:
                     missed = 0
