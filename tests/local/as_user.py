@@ -54,7 +54,7 @@ def import_all(package: str) -> None:
         if not any(word in inside for word in ("tests", "windows", "kqueue", "__main__", "mypy")):
             try:
                 importlib.import_module(found.name)
-            except (ImportError, AssertionError, AttributeError):
+            except (ImportError, AssertionError, AttributeError, OSError):  # OSError: a library of another system
                 continue
 
 

@@ -23,7 +23,18 @@ filterwarnings = ["error", "ignore::pytest.PytestAssertRewriteWarning"]
 
 
 UNUSED = shutil.ignore_patterns(
-    "__pycache__", "mypy*", "ruff*", "uv*", "pip*", "libcst*", "grimp*", "setuptools*", "sqlalchemy*", "babel*", "*.pth"
+    "__pycache__",
+    "mypy*",
+    "ruff*",
+    "uv*",
+    "pip*",
+    "libcst*",
+    "grimp*",
+    "setuptools*",
+    "sqlalchemy*",
+    "babel*",
+    "*.pth",
+    "schemathesis*",
 )
 
 
