@@ -165,6 +165,7 @@ class NomadSettings(Section):
     direct_exec: bool = True
     start_timeout: Annotated[float, Field(gt=0)] = 300.0
     list_interval: Annotated[float, Field(gt=0)] = 300.0
+    exec_connections: Annotated[int, Field(ge=2)] = 64
     tls: NomadTlsSettings = NomadTlsSettings()
     network: NomadNetworkSettings = NomadNetworkSettings()
 

@@ -27,13 +27,13 @@ from poseidon.api.parts import ApiSettings, Parts
 from poseidon.api.server import ServerLimits, serve
 from poseidon.api.surroundings import Surroundings
 from poseidon.api.tls import open_tls
-from poseidon.config import Config
+from poseidon.config import Config, load_config
 from poseidon.config import NomadSettings as NomadConfig
 from poseidon.config import ServerSettings as ServerConfig
 from poseidon.config_access import UNIX
 from poseidon.core.model import Environment, EnvironmentId, Reason
 from poseidon.errors import BadRequest, ConfigError, PoseidonError
-from poseidon.executors.base import Executor
+from poseidon.executors.base import Executor, HasCredentials
 from poseidon.executors.local.executor import open_local
 from poseidon.executors.local.ledger import SandboxRecord
 from poseidon.executors.local.settings import LocalSettings
@@ -131,7 +131,9 @@ async def open_executors(config: Config, store: Store, stack: AsyncExitStack) ->
     if config.nomad.url:
         from poseidon.executors.nomad.executor import open_nomad  # only who has a cluster pays for importing it
 
-        executors.append(await stack.enter_async_context(open_nomad(nomad_settings(config.nomad))))
+        executors.append(
+            await stack.enter_async_context(open_nomad(nomad_settings(config.nomad), partial(read_token, config)))
+        )
     if config.uses_local:
         settings = LocalSettings(**config.local.model_dump(exclude={"enabled"}))
         ledger = StoreLedger(store, SandboxRecord)
@@ -156,6 +158,7 @@ class Daemon:
 
     def __post_init__(self) -> None:
         self.reloading = Reloading(self.config, Keyring(keys_of(self.config)), open_tls(self.config.server.tls))
+        self.reloading.followers.append(self._renew_credentials)
 
     async def start(self) -> None:
         """The API answers first, and tells what isn't ready; systemd hears of it when all services run."""
@@ -194,6 +197,14 @@ class Daemon:
         self.server_stops.set()
         with trio.move_on_after(LAST_ANSWERS + 1):
             await self.shell.supervisor.join("api")
+
+    def _renew_credentials(self, config: Config) -> None:
+        for dispatcher in self.shell.dispatchers.values():
+            if isinstance(dispatcher.executor, HasCredentials):
+                try:
+                    dispatcher.executor.use_credentials(config.nomad.token)
+                except ConfigError as error:
+                    log.error("credentials of the cluster not renewed", error=error.message)
 
     async def _hurry(self, hurry: trio.Event) -> None:
         await hurry.wait()
@@ -234,6 +245,14 @@ def api_settings(config: ServerConfig, keyring: Keyring, executor: str) -> ApiSe
     return ApiSettings(keyring, __version__, executor, surroundings, pace)
 
 
+def read_token(config: Config) -> str:
+    """The cluster's token, as the configuration or its file says by now. Raises ConfigError."""
+    fresh = load_config(config.origin, os.environ)
+    if fresh.nomad.token != config.nomad.token:
+        setup_logging(fresh.logging.level, fresh.logging.format, secrets=config.secrets() + fresh.secrets())
+    return fresh.nomad.token
+
+
 def nomad_settings(wanted: NomadConfig) -> NomadSettings:
     """As the executor wants them."""
     return NomadSettings(
@@ -252,6 +271,7 @@ def nomad_settings(wanted: NomadConfig) -> NomadSettings:
         direct_exec=wanted.direct_exec,
         start_timeout=wanted.start_timeout,
         list_interval=wanted.list_interval,
+        exec_connections=wanted.exec_connections,
     )
 
 

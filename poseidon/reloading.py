@@ -5,8 +5,8 @@ Tokens, certificates and logging can. A configuration with a mistake changes not
 
 import os
 import signal
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import structlog
@@ -21,7 +21,7 @@ from poseidon.telemetry.logging import setup_logging
 
 log = structlog.get_logger(__name__)
 
-CHANGEABLE = ("server.token", "server.tokens", "server.tls", "logging")
+CHANGEABLE = ("server.token", "server.tokens", "server.tls", "nomad.token", "logging")
 """Settings, and tables of them, that count without a restart."""
 FIXED = ("server.tls.active",)
 
@@ -40,6 +40,8 @@ class Reloading:
     tls: Tls | None = None
     environ: Mapping[str, str] | None = None
     """Of the process, unless a test has another."""
+    followers: list[Callable[[Config], None]] = field(default_factory=list)
+    """Others who are told of the new configuration."""
 
     async def listen(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Heed SIGHUP for ever."""
@@ -60,6 +62,8 @@ class Reloading:
         self.keyring.exchange(keys_of(config))
         if self.tls and context:
             self.tls.exchange(context)
+        for tell in self.followers:
+            tell(config)
         left = sorted(_waiting(self.config, config))
         self.config = config
         log.info("configuration reloaded", callers=sorted(config.server.all_tokens))

@@ -26,6 +26,8 @@ class Daemon:
         self.keyring = Keyring(keys_of(config))
         self.tls = open_tls(config.server.tls)
         self._reloading = Reloading(config, self.keyring, self.tls, environ={})
+        self.told: list[str] = []
+        self._reloading.followers.append(lambda fresh: self.told.append(fresh.nomad.token))
 
     def reload(self, text: str, capsys: pytest.CaptureFixture[str]) -> dict[str, dict[str, Any]]:
         """What was logged, by event."""
@@ -96,3 +98,13 @@ def test_secrets_of_before_and_after_are_hidden_from_then_on(
     daemon.reload("[server]\ntoken = 'the second secret'", capsys)
     structlog.get_logger().warning("x", url="/?a=the first secret&b=the second secret")
     assert "secret" not in capsys.readouterr().err
+
+
+def test_the_cluster_is_told_of_its_new_token_and_of_no_mistake(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    daemon = Daemon(tmp_path, "[nomad]\ntoken = 'first'")
+    daemon.reload("[nomad]\ntoken = 7", capsys)
+    told = daemon.reload("[nomad]\ntoken = 'second'", capsys)
+    assert daemon.told == ["second"]
+    assert list(told) == ["configuration reloaded"]

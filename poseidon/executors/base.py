@@ -192,6 +192,14 @@ class MeasuresUsage(Protocol):
         """As of now; None if it isn't measured, or doesn't run."""
 
 
+@runtime_checkable
+class HasCredentials(Protocol):
+    """An executor that asks for a token, which may be replaced."""
+
+    def use_credentials(self, token: str) -> None:
+        """From now on, together with what its files of certificates hold. Raises ConfigError, changing nothing."""
+
+
 @dataclass(frozen=True, slots=True)
 class StreamFigures:
     """An executor's event stream in numbers, for operators. What isn't known is None."""

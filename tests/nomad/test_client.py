@@ -28,11 +28,12 @@ from poseidon.executors.nomad.client import (
     Conflict,
     NotFound,
     Refused,
-    headers_of,
+    TokenRefused,
     open_client,
     path_of,
     shown,
 )
+from poseidon.executors.nomad.credentials import headers_of
 from poseidon.executors.nomad.settings import NomadSettings
 from tests.nomad.loopback import Loopback, Reply, Request, open_loopback, recorded
 
@@ -92,7 +93,7 @@ async def test_token_namespace_and_region_go_with_each_request() -> None:
 
 
 def test_without_a_token_none_is_sent_and_settings_hide_theirs() -> None:
-    assert "X-Nomad-Token" not in headers_of(NomadSettings())
+    assert "X-Nomad-Token" not in headers_of("")
     assert TOKEN not in repr(NomadSettings(token=TOKEN))
 
 
@@ -104,10 +105,10 @@ def test_ids_are_quoted_in_paths() -> None:
     ("name", "kind", "words"),
     [
         ("noleader_get_jobs", ExecutorUnreachable, "no cluster leader"),
-        ("acl_anonymous_get_jobs", ExecutorUnreachable, "refuses the token .*Permission denied"),
-        ("acl_bad_token_get_jobs", ExecutorUnreachable, "refuses the token .*ACL token not found"),
-        ("acl_malformed_token_get_jobs", ExecutorUnreachable, "refuses the token"),
-        ("acl_event_stream_anonymous", ExecutorUnreachable, "refuses the token"),
+        ("acl_anonymous_get_jobs", TokenRefused, "refuses the token .*Permission denied"),
+        ("acl_bad_token_get_jobs", TokenRefused, "refuses the token .*ACL token not found"),
+        ("acl_malformed_token_get_jobs", TokenRefused, "refuses the token"),
+        ("acl_event_stream_anonymous", TokenRefused, "refuses the token"),
         ("unknown_region", ExecutorUnreachable, "No path to region"),
         ("get_job_404", NotFound, "job not found"),
         ("get_evaluation_404", NotFound, "eval not found"),
@@ -280,8 +281,8 @@ async def test_certificates_that_cannot_be_read_are_configuration_errors(tmp_pat
 
 async def test_with_https_certificates_are_checked() -> None:
     async with open_client(NomadSettings(address="https://127.0.0.1:1")) as client:
-        assert client.tls is not None
-        assert client.tls.verify_mode is ssl.CERT_REQUIRED
+        assert client.credentials.tls is not None
+        assert client.credentials.tls.verify_mode is ssl.CERT_REQUIRED
 
 
 async def test_json_is_passed_on_as_it_is() -> None:

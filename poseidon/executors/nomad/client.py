@@ -4,7 +4,6 @@ It doesn't retry and doesn't decide. Tokens are in no error and no log.
 """
 
 import re
-import ssl
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeVar
@@ -14,8 +13,9 @@ import httpx
 import msgspec
 import trio
 
-from poseidon.errors import ConfigError, ExecutorError, ExecutorUnreachable
+from poseidon.errors import ExecutorError, ExecutorUnreachable
 from poseidon.executors.nomad import wire
+from poseidon.executors.nomad.credentials import Credentials
 from poseidon.executors.nomad.settings import NomadSettings
 from poseidon.executors.nomad.stream import Answer, StreamBroken, open_stream, words_of
 from poseidon.executors.trust import Trust
@@ -52,6 +52,10 @@ class NotFound(Refused):
         self.index = index
 
 
+class TokenRefused(ExecutorUnreachable):
+    """Nothing was done; with another token it may be."""
+
+
 class Conflict(Refused):
     """The job isn't as it was taken to be."""
 
@@ -77,17 +81,12 @@ class _Body(httpx.AsyncByteStream):
 class Client:
     """One cluster."""
 
-    def __init__(self, settings: NomadSettings, http: httpx.AsyncClient, tls: ssl.SSLContext | None) -> None:
+    def __init__(self, settings: NomadSettings, http: httpx.AsyncClient, credentials: Credentials) -> None:
         self.settings = settings
-        self.tls = tls
+        self.credentials = credentials
         self.trust = Trust()
         self._http = http
         self._limiter = trio.CapacityLimiter(settings.limiter)
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """For all requests."""
-        return headers_of(self.settings)
 
     async def get(self, path: str, decoder: "Decoder[T]", **query: str) -> wire.Answer[T]:
         """Raises ExecutorUnreachable, Refused."""
@@ -126,23 +125,42 @@ class Client:
     async def stream(self, path: str, query: list[tuple[str, str]]) -> AsyncIterator[Answer]:
         """An answer that goes on and on. Raises ExecutorUnreachable, Refused."""
         target = f"{path}?{urlencode([*query, *self._scope.items()])}"
-        settings = self.settings
+        settings, ours = self.settings, self.credentials
+        token = ours.token
         try:
-            async with open_stream(settings.url, target, self.headers, self.tls, settings.connect_timeout) as answer:
+            async with open_stream(settings.url, target, ours.headers, ours.tls, settings.connect_timeout) as answer:
                 if answer.status != httpx.codes.OK:
                     self._check(httpx.Response(answer.status, content=await answer.read()))
                 yield answer
+        except TokenRefused:
+            self.credentials.another_than(token)  # for the next time
+            raise
         except StreamBroken as error:
             raise ExecutorUnreachable(f"{self._name} can't be reached: {error.message[:LONGEST_TEXT]}") from error
 
     async def _ask(
         self, method: str, path: str, query: Mapping[str, str], body: bytes | None, within: float
     ) -> httpx.Response:
+        token = self.credentials.token
+        try:
+            return await self._ask_once(method, path, query, body, within)
+        except TokenRefused:
+            if not self.credentials.another_than(token):
+                raise
+        return await self._ask_once(method, path, query, body, within)
+
+    async def _ask_once(
+        self, method: str, path: str, query: Mapping[str, str], body: bytes | None, within: float
+    ) -> httpx.Response:
         # httpx's own limit loses a place for ever with some requests that are cancelled (encode/httpcore#1093)
         async with self._limiter:
             with self._errors(), trio.fail_after(within):
                 request = self._http.build_request(
-                    method, path, params={**query, **self._scope}, content=body, headers=_content(body)
+                    method,
+                    path,
+                    params={**query, **self._scope},
+                    content=body,
+                    headers=self.credentials.headers | _content(body),
                 )
                 request.stream = _Body(body)
                 response = await self._http.send(request)
@@ -186,7 +204,7 @@ class Client:
             return
         text = shown(response.content)
         if status in (401, 403) or (status == 500 and _refused_token.search(text)):
-            raise ExecutorUnreachable(f"{self._name} refuses the token (nomad.token): {text}")
+            raise TokenRefused(f"{self._name} refuses the token (nomad.token): {text}")
         if status == 404:
             raise NotFound(f"{self._name} doesn't know it: {text}", index_of(response))
         if ENFORCED in text:
@@ -210,25 +228,18 @@ def nothing_to_refuse() -> Iterator[None]:
 
 
 @asynccontextmanager
-async def open_client(settings: NomadSettings) -> AsyncIterator[Client]:
+async def open_client(settings: NomadSettings, renew: Callable[[], str] | None = None) -> AsyncIterator[Client]:
     """Nothing is connected yet. Raises ConfigError for certificates that can't be read."""
-    tls = _tls(settings)
+    credentials = Credentials(settings, renew)
     http = httpx.AsyncClient(
         base_url=settings.url,
-        headers=headers_of(settings),
-        verify=tls if tls is not None else False,
+        verify=credentials.tls if credentials.tls is not None else False,
         timeout=httpx.Timeout(None, connect=settings.connect_timeout),
         limits=httpx.Limits(max_connections=None, max_keepalive_connections=settings.limiter, keepalive_expiry=60),
         trust_env=False,
     )
     async with http:
-        yield Client(settings, http, tls)
-
-
-def headers_of(settings: NomadSettings) -> dict[str, str]:
-    """For all requests: the stream is read as it is, so nothing may be compressed."""
-    headers = {"Accept-Encoding": "identity"}
-    return {**headers, "X-Nomad-Token": settings.token} if settings.token else headers
+        yield Client(settings, http, credentials)
 
 
 def path_of(*parts: str) -> str:
@@ -250,15 +261,3 @@ def shown(content: bytes) -> str:
 
 def _content(body: bytes | None) -> dict[str, str]:
     return {} if body is None else {"Content-Type": "application/json"}
-
-
-def _tls(settings: NomadSettings) -> ssl.SSLContext | None:
-    if not settings.address.startswith("https"):
-        return None
-    try:
-        context = ssl.create_default_context(cafile=settings.tls_ca_file or None)
-        if settings.tls_cert_file:
-            context.load_cert_chain(settings.tls_cert_file, settings.tls_key_file)
-    except (OSError, ssl.SSLError) as error:
-        raise ConfigError(f"nomad.tls: {error.strerror or error}: {error.filename or 'certificate or key'}") from error
-    return context

@@ -1,6 +1,6 @@
 """The Nomad executor: a cluster behind the port of `poseidon.executors.base`."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import structlog
@@ -50,7 +50,7 @@ MARK_ATTEMPTS = 5
 
 
 class NomadExecutor:
-    """See Executor, KeepsRecords, KeepsTemplates, ListsJobs, FollowsStream and HasAnAddress."""
+    """See Executor, KeepsRecords, KeepsTemplates, ListsJobs, FollowsStream, HasAnAddress and HasCredentials."""
 
     name = jobs.NAME
 
@@ -73,8 +73,8 @@ class NomadExecutor:
         self._target = ExecTarget(
             url=settings.url,
             direct=Nodes(client).address,
-            headers=client.headers,
-            tls=client.tls,
+            headers=client.credentials.headers,
+            tls=client.credentials.tls,
             task=settings.task,
             set_user=settings.set_user,
             namespace=settings.namespace,
@@ -92,6 +92,10 @@ class NomadExecutor:
     def trust(self) -> Trust:
         """See HasAnAddress."""
         return self._client.trust
+
+    def use_credentials(self, token: str) -> None:
+        """See HasCredentials."""
+        self._client.credentials.use(token)
 
     @property
     def stream_health(self) -> StreamHealth:
@@ -312,7 +316,8 @@ class NomadExecutor:
 
 
 @asynccontextmanager
-async def open_nomad(settings: NomadSettings) -> AsyncIterator[NomadExecutor]:
-    """Nomad needn't be there. Raises ConfigError for files that can't be read."""
-    async with open_client(settings) as client:
+async def open_nomad(settings: NomadSettings, renew: Callable[[], str] | None = None) -> AsyncIterator[NomadExecutor]:
+    """Nomad needn't be there. *renew* reads the token anew when it is refused. Raises ConfigError for files that can't
+    be read."""
+    async with open_client(settings, renew) as client:
         yield NomadExecutor(client, Template.load(client))
