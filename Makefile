@@ -47,7 +47,7 @@ mutants: $(STAMP) ## Plant known faults in the core; each must be caught by a te
 	@$(BIN)/python -m tests.mutants
 
 nightly: $(STAMP) ## The long property tests, and 200 rounds of chaos in a cluster
-	@POSEIDON_TEST_CHAOS_ROUNDS=200 $(BIN)/python -m pytest tests/core tests/nomad/test_chaos.py --hypothesis-profile=nightly $(PYTEST_ARGS)
+	@POSEIDON_TEST_CHAOS_ROUNDS=200 $(BIN)/python -m pytest tests/core tests/nomad/test_chaos.py tests/api/test_websocket_fuzz.py tests/acceptance/test_quoting.py --hypothesis-profile=nightly $(PYTEST_ARGS)
 
 lock: ## Resolve the development dependencies anew
 	@$(BIN)/python -m pip install --quiet uv

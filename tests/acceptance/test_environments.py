@@ -98,6 +98,18 @@ async def test_statistics_count_what_is_idle_and_used(client: CodeOcean, number:
     await client.remove(number)
 
 
+@pytest.mark.both
+async def test_statistics_and_health_survive_an_environment_deleted_under_its_runner(
+    client: CodeOcean, number: int
+) -> None:
+    await client.put(number, size=1)
+    runner = await client.claim(number)
+    await client.remove(number)
+    assert str(number) not in await client.statistics()
+    await client.health()
+    assert (await client.request("POST", f"/runners/{runner}/execute", {"command": "true"})).status_code == 410
+
+
 # The cluster's side
 
 

@@ -1,4 +1,4 @@
-"""The acceptance list: files are copied, deleted and protected."""
+"""The acceptance list: files are copied, deleted, protected, listed and fetched."""
 
 from base64 import b64encode
 
@@ -8,7 +8,7 @@ import trio
 
 from tests.acceptance.codeocean import CodeOcean
 from tests.acceptance.codeocean_socket import Conversation
-from tests.acceptance.codeocean_wire import submission
+from tests.acceptance.codeocean_wire import WorkspaceError, query, submission
 from tests.acceptance.sites import ROOT
 
 PATIENCE = 30
@@ -114,3 +114,103 @@ async def test_any_name_and_any_byte_is_copied(client: CodeOcean, runner: str) -
     )
     await client.copy(runner, {"other": b""})
     assert (await shell(client, runner, "ls -A")).text("stdout").split() == [".hidden", "other"]
+
+
+# Listing and fetching
+
+
+async def names(client: CodeOcean, runner: str, path: str = "./", *, recursive: bool = True) -> dict[str, str]:
+    """Names and kinds of entries."""
+    listed = await client.listing(runner, path, recursive=recursive)
+    return {entry["name"]: entry["entryType"] for entry in listed}
+
+
+@pytest.mark.both
+async def test_an_empty_workspace_is_an_empty_list(client: CodeOcean, runner: str) -> None:
+    await client.copy(runner, {})
+    answer = await client.request("GET", f"/runners/{runner}/files")
+    assert (answer.status_code, answer.json()) == (200, {"files": []})
+
+
+@pytest.mark.both
+async def test_a_copied_file_is_listed_with_its_mode_and_owner(client: CodeOcean, runner: str) -> None:
+    await client.copy(runner, {"test.txt": b"Hello"})
+    [entry] = await client.listing(runner)
+    assert (entry["name"], entry["entryType"], entry["size"]) == ("./test.txt", "-", 5)
+    assert entry["permissions"] == "rwxr--r--"
+    assert type(entry["modificationTime"]) is int
+    if ROOT:
+        assert (entry["owner"], entry["group"]) == ("root", "root")
+
+
+@pytest.mark.both
+async def test_links_tell_their_target_where_it_may_be_read(client: CodeOcean, runner: str) -> None:
+    await shell(client, runner, "ln -s /usr/bin allowed", privileged=ROOT)
+    [link] = [entry for entry in await client.listing(runner) if entry["name"] == "./allowed"]
+    assert (link["entryType"], link["linkTarget"]) == ("l", "/usr/bin")
+    if ROOT:
+        [denied] = await client.listing(runner, "/proc/1/cwd")
+        assert denied["entryType"] == "l"
+        assert not denied.get("linkTarget")
+
+
+@pytest.mark.both
+async def test_a_folder_that_is_missing_or_shut_is_424(client: CodeOcean, runner: str) -> None:
+    with pytest.raises(WorkspaceError):
+        await client.listing(runner, "nowhere/")
+    if ROOT:
+        await shell(client, runner, "mkdir -m 700 shut", privileged=True)
+        with pytest.raises(WorkspaceError):
+            await client.listing(runner, "shut/")
+        assert await client.listing(runner, "shut/", privileged=True) == []
+
+
+@pytest.mark.both
+async def test_a_path_is_never_read_by_a_shell(client: CodeOcean, runner: str) -> None:
+    with pytest.raises(WorkspaceError):
+        await client.listing(runner, "$(touch hacked)`touch hacked`;touch hacked", privileged=True)
+    with pytest.raises(WorkspaceError):
+        await client.download(runner, "x\"'; touch hacked #\n touch hacked", privileged=True)
+    assert await names(client, runner) == {}
+
+
+@pytest.mark.both
+async def test_a_file_is_fetched_with_its_length_and_name(client: CodeOcean, runner: str) -> None:
+    content = bytes(range(256)) * 1000
+    await client.copy(runner, {"test.txt": content, "empty": b"", "a b+ü.bin": b"x"})
+    fetched, headers = await client.download(runner, "test.txt")
+    assert fetched == content
+    assert headers["content-length"] == str(len(content))
+    assert headers["content-disposition"] == 'attachment; filename="test.txt"'
+    assert headers["content-type"] == "application/octet-stream"
+    assert headers["x-content-type-options"] == "nosniff"
+    assert "content-encoding" not in headers
+    fetched, headers = await client.download(runner, "empty")
+    assert (fetched, headers["content-length"]) == (b"", "0")
+    assert (await client.download(runner, "a b+ü.bin"))[0] == b"x"
+
+
+@pytest.mark.both
+async def test_what_is_missing_or_shut_or_a_folder_is_424_with_the_reason(client: CodeOcean, runner: str) -> None:
+    await client.copy(runner, {"folder/file": b""})
+    shut = ["/proc/1/environ"] if ROOT else []
+    for path in ["nowhere", "folder", "", *shut]:
+        answer = await client.request("GET", f"/runners/{runner}/files/raw?{query(path=path)}")
+        assert answer.status_code == 424, path
+        assert answer.json()["message"]
+
+
+@pytest.mark.both
+async def test_listing_a_runner_that_is_being_deleted_is_never_a_fault(client: CodeOcean) -> None:
+    for _ in range(5):
+        runner = await client.claim(1)
+        seen: list[int] = []
+
+        async def look(runner: str = runner, seen: list[int] = seen) -> None:
+            seen.append((await client.request("GET", f"/runners/{runner}/files")).status_code)
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(3):
+                nursery.start_soon(look)
+            nursery.start_soon(client.release, runner)
+        assert set(seen) <= {200, 410, 424}

@@ -1,5 +1,7 @@
 """The acceptance list: claiming and giving back."""
 
+from uuid import UUID
+
 import pytest
 import trio
 
@@ -25,6 +27,15 @@ async def test_two_claims_are_two_runners(client: CodeOcean) -> None:
     assert first != second
     await client.release(first)
     await client.release(second)
+
+
+@pytest.mark.both
+async def test_ids_are_random(client: CodeOcean, runner: str) -> None:
+    number, _, random = runner.partition("-")
+    assert number == "1"
+    assert UUID(random).version == 4
+    answer = await client.request("POST", f"/runners/{runner}/execute", {"command": "true"})
+    assert UUID(answer.json()["websocketUrl"].partition("executionID=")[2]).version == 4
 
 
 @pytest.mark.both

@@ -4,12 +4,15 @@ import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import httpx
 import pytest
 import trio
 from sqlalchemy import Connection
 from websockets.exceptions import InvalidStatus
 
+from poseidon.api.server import ServerLimits
 from poseidon.core.command import LARGEST_ARGUMENT
+from tests.api.raw import frame, frames, handshake
 from tests.api.service import TERMINAL, Service, connected, next_of, open_service, read, until
 
 
@@ -99,6 +102,23 @@ async def test_messages_are_small(service: Service, runner: str) -> None:
     ended = await service.run(runner, "head -c 300000 /dev/zero | tr '\\0' x")
     assert len(ended.text()) == 300_000
     assert max(len(message.get("data", "")) for message in ended.messages[1:-1]) <= 16 * 1024
+
+
+async def test_a_client_that_answers_no_ping_is_served_to_the_end(tmp_path: Path) -> None:
+    async with open_service(tmp_path, limits=ServerLimits(ping=0.01)) as service:
+        await service.put(1)
+        url = await service.execute(await service.claim(), "read -r x; exit 5", tty=False)
+        async with await trio.open_tcp_stream("127.0.0.1", httpx.URL(url).port or 0) as client:
+            await client.send_all(handshake(url))
+            received = b""
+            with trio.fail_after(20):
+                while received.count(b"\x89\x00") < 10:
+                    received += await client.receive_some(65536)
+                await client.send_all(frame(0x82, b"\n"))
+                while b"\x88\x02" not in received:
+                    received += await client.receive_some(65536)
+        said = [payload for opcode, payload in frames(received.partition(b"\r\n\r\n")[2]) if opcode != 0x9]
+        assert said == [b'{"type":"start"}', b'{"type":"exit","data":5}', b"\x03\xe8"]
 
 
 async def test_output_of_a_background_child_does_not_hold_the_end(service: Service, runner: str) -> None:
@@ -323,10 +343,15 @@ async def test_the_largest_command_runs(service: Service, runner: str) -> None:
     assert (await service.run(runner, line)).text() == line[5:] + "\n"
 
 
-async def test_the_url_is_made_of_the_host_that_was_asked(service: Service, runner: str) -> None:
-    answer = await service.http.post(f"/runners/{runner}/execute", headers={"Host": "Example.org:81"}, content=b"{}")
-    url = answer.json()["websocketUrl"]
-    assert url.startswith(f"ws://Example.org:81/api/v1/runners/{runner}/websocket?executionID=")
+async def test_the_url_is_made_of_the_host_that_was_asked(tmp_path: Path) -> None:
+    async with open_service(tmp_path, token="a-token") as service:  # without one, not every host is served
+        await service.put(1)
+        runner = await service.claim()
+        answer = await service.http.post(
+            f"/runners/{runner}/execute", headers={"Host": "Example.org:81"}, content=b"{}"
+        )
+        url = answer.json()["websocketUrl"]
+        assert url.startswith(f"ws://Example.org:81/api/v1/runners/{runner}/websocket?executionID=")
 
 
 # Restarts
