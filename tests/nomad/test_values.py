@@ -7,16 +7,21 @@ from typing import Any
 import msgspec
 import pytest
 
+from poseidon.core.events import Claim, EndExecutions, Start, Started
+from poseidon.core.fleet import Fleet
 from poseidon.core.model import (
     UNTOLD,
     Allocation,
     ClientStatus,
     DesiredStatus,
+    EnvironmentId,
     JobGone,
     JobId,
     JobSeen,
     JobStatus,
     Port,
+    Reason,
+    RunnerId,
 )
 from poseidon.executors.nomad import wire
 from poseidon.executors.nomad.settings import NomadSettings
@@ -234,3 +239,31 @@ def test_the_list_of_jobs_tells_which_run_and_whose_names_are_strange() -> None:
     assert table.others == ("10-nonsense",)
     assert table.templates == {7: listed[0]["JobModifyIndex"]}
     assert all(seen.used is None for seen in table.seen)
+
+
+ENDS = {
+    Reason.LOST: {"ClientStatus": "lost", "DesiredStatus": "stop", "NextAllocation": "b"},
+    Reason.FAILED: {"ClientStatus": "failed", "DesiredStatus": "stop", "NextAllocation": "b"},
+    Reason.DISCONNECTED: {"ClientStatus": "unknown", "DesiredStatus": "run"},
+    Reason.MIGRATED: {"ClientStatus": "running", "DesiredStatus": "stop", "NextAllocation": "b"},
+}
+
+
+@pytest.mark.parametrize("old_first", [True, False])
+@pytest.mark.parametrize("reason", ENDS)
+def test_the_order_within_a_line_changes_no_reason(reason: Reason, old_first: bool) -> None:
+    """A line tells of an allocation's end and of its replacement, in any order (recorded: Nomad 1.1)."""
+    fleet = Fleet(settle=3.0, mint=lambda _: RunnerId("minted"))
+    fleet.know(EnvironmentId(10), 1)
+    fleet.handle(Start(JobId(JOB), EnvironmentId(10), 1), 0.0)
+    fleet.handle(Started(JobId(JOB), 5), 0.0)
+    running = {"default-task": {"State": "running", "StartedAt": "t"}}
+    fleet.handle(allocation(ModifyIndex=6, ClientStatus="running", DesiredStatus="run", TaskStates=running), 1.0)
+    fleet.handle(Claim(RunnerId(JOB)), 1.0)
+    both = {"JobID": JOB, "ModifyIndex": 9, "TaskGroup": "default-group"}
+    old = {**both, "ID": "a", "CreateIndex": 1, "TaskStates": running, **ENDS[reason]}
+    new = {**both, "ID": "b", "CreateIndex": 9, "ClientStatus": "pending", "DesiredStatus": "run"}
+    events = [{"Topic": "Allocation", "Payload": {"Allocation": raw}} for raw in (old, new)]
+    line = LINE.decode(msgspec.json.encode({"Index": 9, "Events": events if old_first else events[::-1]}))
+    decisions = [each for value in READER.values(9, line.events or ()) for each in fleet.handle(value, 2.0)]
+    assert [each.reason for each in decisions if isinstance(each, EndExecutions)] == [reason]
