@@ -73,7 +73,7 @@ def _web_address(text: str) -> str:
         is_usable = is_usable and not (parts.query or parts.fragment or parts.username)
     if text and not is_usable:
         raise ValueError(f"expected http(s)://host[:port], not {json.dumps(text[:60])}")
-    return text.rstrip("/")
+    return text.rstrip("/").removesuffix("/api/v1")
 
 
 def _origin(text: str) -> str:

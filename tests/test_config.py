@@ -512,6 +512,7 @@ def test_addresses_are_kept_in_one_form(tmp_path: Path) -> None:
     """
     server = load(tmp_path, text).server
     assert server.base_url == "https://ex.org/code"
+    assert load(tmp_path, "server.base_url = 'https://ex.org/api/v1/'").server.base_url == "https://ex.org"
     assert server.trusted_proxies == ("10.0.0.0/8", "::1/128", "unix")
     assert server.allowed_origins == ("https://learn.ex.org",)
 

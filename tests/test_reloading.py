@@ -1,14 +1,18 @@
 """SIGHUP: all of the new configuration or nothing of it, and the log says which."""
 
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 
+from poseidon import daemon as daemon_module
 from poseidon.api.auth import Keyring
 from poseidon.api.tls import open_tls
 from poseidon.config import load_config
+from poseidon.daemon import Stopping
 from poseidon.reloading import Reloading, keys_of
 from tests.certificates import Authority
 from tests.logs import undone
@@ -108,3 +112,23 @@ def test_the_cluster_is_told_of_its_new_token_and_of_no_mistake(
     told = daemon.reload("[nomad]\ntoken = 'second'", capsys)
     assert daemon.told == ["second"]
     assert list(told) == ["configuration reloaded"]
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+async def test_sighup_is_the_end_of_a_terminal_and_elsewhere_a_wish_to_reload(
+    terminal: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(daemon_module, "on_terminal", lambda: terminal)
+    stopping = Stopping()
+    reloading = Daemon(tmp_path, "")._reloading
+    reloaded = trio.Event()
+    monkeypatch.setattr(Reloading, "reload", lambda _: reloaded.set())
+    async with trio.open_nursery() as nursery:
+        await nursery.start(stopping.listen)
+        if not terminal:
+            await nursery.start(reloading.listen)
+        signal.raise_signal(signal.SIGHUP)
+        with trio.fail_after(10):
+            await (stopping.wanted if terminal else reloaded).wait()
+        assert stopping.wanted.is_set() == terminal
+        nursery.cancel_scope.cancel()

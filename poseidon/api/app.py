@@ -13,7 +13,7 @@ from poseidon.api.description import description_routes
 from poseidon.api.environments import environments_routes
 from poseidon.api.executions import executions_routes
 from poseidon.api.files import files_routes
-from poseidon.api.pace import limit_pace
+from poseidon.api.pace import limit_pace, tell_refusals
 from poseidon.api.parts import ApiSettings, Claims, Parts
 from poseidon.api.runners import runners_routes
 from poseidon.api.runs import runs_routes
@@ -42,6 +42,7 @@ def create_app(parts: Parts, settings: ApiSettings) -> QuartTrio:
     guard(app, settings.surroundings, settings.keyring)
     require_token(app, settings.keyring)
     limit_pace(app, settings.pace, settings.surroundings)
+    tell_refusals(app, settings.surroundings)
     _answer_errors(app, parts.claims)
     app.register_blueprint(status_routes(parts.environments, parts.overview, settings.version))
     app.register_blueprint(description_routes(settings.version))

@@ -51,6 +51,7 @@ class Connection:
         self._plain = stream if isinstance(stream, trio.SocketStream) else stream.transport_stream
         self._stall = stall
         self._log = log
+        self._greeting = trio.CancelScope()
         self._reading = trio.CancelScope()
         self._pings = trio.CancelScope()
         self._inbox: Inbox | None = None
@@ -92,9 +93,10 @@ class Connection:
         return self._idle_since if self._idle and not self._reading.cancel_called else None
 
     def close_if_idle(self) -> None:
-        """The server stops: between requests there is nothing to wait for."""
+        """The server stops, or needs the room: between requests there is nothing to wait for."""
         if self._idle:
-            self._reading.cancel(reason="the server stops")
+            self._greeting.cancel(reason="the server doesn't wait")
+            self._reading.cancel(reason="the server doesn't wait")
 
     async def dismiss(self) -> None:
         """The server's patience is over: say good-bye and cancel the handler."""
@@ -273,11 +275,12 @@ class Connection:
         self._plain.socket.close()
 
     async def _shake_hands(self) -> bool:
-        if isinstance(self._stream, trio.SSLStream):
-            try:
-                with trio.fail_after(HANDSHAKE):
-                    await self._stream.do_handshake()
-            except (trio.BrokenResourceError, trio.TooSlowError) as error:
-                self._log.debug("no TLS with this client: %s", error.__cause__ or error)
-                return False
-        return True
+        if not isinstance(self._stream, trio.SSLStream):
+            return True
+        try:
+            with self._greeting, trio.fail_after(HANDSHAKE):
+                await self._stream.do_handshake()
+                return True
+        except (trio.BrokenResourceError, trio.TooSlowError) as error:
+            self._log.debug("no TLS with this client: %s", error.__cause__ or error)
+        return False

@@ -1,4 +1,4 @@
-"""How often a client may start something: a bucket for each, which fills up again with time.
+"""How often a client may start something, and be told of: a bucket for each, which fills up again with time.
 
 Only what costs a runner is counted. Whatever a client needs to end or to look after what it has is never refused.
 """
@@ -7,13 +7,18 @@ import math
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
+import structlog
 import trio
-from quart import g, request
+from quart import Response, g, request, websocket
+from quart.typing import ResponseTypes
+from quart.wrappers.base import BaseRequestWebsocket
 from quart_trio import QuartTrio
 
 from poseidon.api.auth import WORK
 from poseidon.api.surroundings import Surroundings
-from poseidon.errors import Overloaded
+from poseidon.errors import Overloaded, Unauthorized
+
+log = structlog.get_logger(__name__)
 
 MOST_BUCKETS = 10_000
 """Of more clients than that, those who haven't come for longest are forgotten; they begin with a full one."""
@@ -37,6 +42,28 @@ class Pace:
         while len(self._buckets) > MOST_BUCKETS:
             self._buckets.popitem(last=False)
         return wait
+
+
+def tell_refusals(app: QuartTrio, surroundings: Surroundings) -> None:
+    """Have the log tell of tokens that are refused, but not of each one of a flood."""
+    told = Pace(rate=0.1, burst=5)
+
+    def tell(asked: BaseRequestWebsocket, response: ResponseTypes | None) -> None:
+        if response is None or response.status_code != Unauthorized.status:
+            return
+        client = surroundings.client(asked)
+        if not told.take(client, trio.current_time()):
+            log.warning("token refused", client=client, path=asked.path)
+
+    @app.after_request
+    async def tell_of_request(response: Response) -> Response:
+        tell(request._get_current_object(), response)  # type: ignore[attr-defined]
+        return response
+
+    @app.after_websocket
+    async def tell_of_websocket(response: ResponseTypes | None) -> ResponseTypes | None:
+        tell(websocket._get_current_object(), response)  # type: ignore[attr-defined]
+        return response
 
 
 def limit_pace(app: QuartTrio, pace: Pace, surroundings: Surroundings) -> None:

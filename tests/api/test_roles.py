@@ -149,3 +149,17 @@ async def _talk(service: Service) -> None:
         await service.http.post("/runners", content=body, headers=headers(role))
         await service.http.get("/runners", headers={"Authorization": f"Bearer {role}-token"})
     await service.http.get("/runners", headers={"Poseidon-Token": "mistyped-token"})
+
+
+async def test_refused_tokens_are_told_with_the_address_but_not_each_of_a_flood(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with open_service(tmp_path, token="secret") as service:
+        for _ in range(20):
+            await service.http.get("/runners", headers={"Poseidon-Token": "wrong"})
+        with pytest.raises(InvalidStatus):
+            async with connected(f"{service.url.replace('http', 'ws')}/runners/x/websocket"):
+                pass
+    told = [line for line in capsys.readouterr().out.splitlines() if "token refused" in line]
+    assert 1 <= len(told) < 10
+    assert all("127.0.0.1" in line and "warning" in line for line in told)

@@ -1,20 +1,30 @@
 """How we are called from outside, and whom we believe: proxies, pages of other sites, names of hosts."""
 
 import json
+import re
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
-from ipaddress import ip_network
+from ipaddress import ip_address, ip_network
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
 import trio
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from quart import request
+from quart_trio import QuartTrio
 from websockets.exceptions import InvalidStatus
 from websockets.trio.client import connect
+from werkzeug.datastructures import Headers
 
 from poseidon.api.pace import MOST_BUCKETS, Pace
+from poseidon.api.server import ServerLimits, serve
 from poseidon.api.surroundings import Surroundings
 from tests.api.service import Service, connected, open_service, read
 
@@ -277,3 +287,59 @@ async def test_clients_are_told_apart_by_address_also_behind_proxies(tmp_path: P
                 answer = await service.http.post("/runners", json={}, headers={"X-Forwarded-For": client})
                 seen.append(answer.status_code)
             assert seen == statuses
+
+
+# Hostile headers, and sockets in the file system
+
+
+@dataclass
+class Asked:
+    """As much of a request as counts here."""
+
+    headers: Headers
+    scope: dict[str, object]
+    scheme: str = "http"
+
+
+NAMES = ["Host", "Origin", "Forwarded", *(f"X-Forwarded-{each}" for each in ("Proto", "Host", "Prefix", "For"))]
+PIECES = st.sampled_from(["http://", *'[]:/,;"@%\x9b', "::1", "a.b", "for=", "host="])
+LETTERS = st.characters(max_codepoint=255, exclude_characters="\r\n")
+TEXTS = st.text(LETTERS, max_size=20) | st.lists(PIECES, max_size=8).map("".join)
+EVERYBODY = Surroundings("", (ip_network("0.0.0.0/0"), ip_network("::/0")), True, ("https://ex.org",))
+
+
+@settings(deadline=None)
+@given(st.dictionaries(st.sampled_from(NAMES), TEXTS), st.sampled_from([("1.2.3.4", 5), ("::1", 5), None]))
+def test_no_header_is_too_strange(headers: dict[str, str], client: tuple[str, int] | None) -> None:
+    asked: Any = Asked(Headers(headers), {"client": client, "server": ("::1", 7200)})
+    for surroundings in (EVERYBODY, Surroundings()):
+        url = surroundings.called(asked).websocket
+        assert re.fullmatch(r"wss?://[\[\]A-Za-z0-9._:-]+(/[A-Za-z0-9._~-]+)*", url)
+        assert urlsplit(url).hostname
+        address = surroundings.client(asked)
+        assert address == "unix" or str(ip_address(address)) == address
+        assert surroundings.is_own(headers.get("Origin", ""), asked) in {True, False}
+        assert surroundings.knows(headers.get("Host", "")) in {True, False}
+
+
+@pytest.mark.parametrize("trusts", [True, False])
+async def test_a_proxy_may_come_by_a_socket_in_the_file_system(tmp_path: Path, trusts: bool) -> None:
+    surroundings = Surroundings(trusts_unix=trusts)
+    app = QuartTrio(__name__)
+
+    @app.get("/")
+    async def tell() -> dict[str, str]:
+        asked = request._get_current_object()  # type: ignore[attr-defined]
+        return {"url": surroundings.called(asked).websocket, "client": surroundings.client(asked)}
+
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(tmp_path / "socket"))
+    listener.listen()
+    async with trio.open_nursery() as nursery:
+        await nursery.start(partial(serve, app, [listener], ServerLimits(), shutdown=trio.Event(), grace=0))
+        transport = httpx.AsyncHTTPTransport(uds=str(tmp_path / "socket"))
+        async with httpx.AsyncClient(transport=transport, base_url="http://own") as http:
+            said = {"X-Forwarded-For": "9.8.7.6", "X-Forwarded-Host": "ex.org"}
+            expected = ("ws://ex.org", "9.8.7.6") if trusts else ("ws://own", "unix")
+            assert tuple((await http.get("/", headers=said)).json().values()) in {expected, expected[::-1]}
+        nursery.cancel_scope.cancel()

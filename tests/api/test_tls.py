@@ -10,9 +10,11 @@ from pathlib import Path
 import httpx
 import pytest
 import trio
+import trio.testing
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, Encoding, PrivateFormat
 
+from poseidon.api.server import ServerLimits
 from poseidon.api.tls import Tls, make_context
 from poseidon.config_access import TlsSettings
 from poseidon.errors import ConfigError
@@ -25,6 +27,18 @@ Stream = trio.SSLStream[trio.SocketStream]
 @pytest.fixture
 def ours(tmp_path: Path) -> Authority:
     return Authority(tmp_path)
+
+
+async def test_who_never_shakes_hands_makes_room_for_others(ours: Authority) -> None:
+    tls = Tls(make_context(ours.settings()))
+    limits = ServerLimits(connections=1)
+    async with open_service(ours.folder, tls=tls, trust=ours.client(), limits=limits) as service:
+        url = httpx.URL(service.url)
+        async with await trio.open_tcp_stream(url.host, int(url.port or 0)) as silent:
+            await trio.testing.wait_all_tasks_blocked()
+            assert not await is_refused(service, ours.client())
+            with trio.fail_after(5):
+                assert await silent.receive_some() == b""
 
 
 @asynccontextmanager

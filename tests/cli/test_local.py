@@ -45,6 +45,14 @@ def test_each_problem_of_a_configuration_is_a_line(poseidon: Poseidon) -> None:
     assert all(line.startswith("poseidon: ") for line in result.err.splitlines())
 
 
+def test_files_of_certificates_are_looked_into(poseidon: Poseidon) -> None:
+    Path("my.toml").write_text('[server.tls]\nactive = true\ncert_file = "c.pem"\n')
+    assert "cert_file" in poseidon("check-config", "my.toml").err
+    Path("c.pem").write_text("nothing")
+    result = poseidon("check-config", "my.toml")
+    assert (result.code, "no certificate with its key" in result.err) == (1, True)
+
+
 def test_a_missing_configuration_is_told(poseidon: Poseidon) -> None:
     assert poseidon("check-config", "nowhere.toml").code == 1
 
