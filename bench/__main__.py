@@ -11,7 +11,7 @@ from pathlib import Path
 
 import trio
 
-from bench import claims, core, http, pools, sandboxes, starts
+from bench import claims, core, http, listings, pools, sandboxes, starts
 from bench.catalogue import BY_NAME, chosen
 from bench.context import Bench
 from bench.report import LATEST, Report
@@ -20,6 +20,7 @@ from poseidon.telemetry.logging import setup_logging
 MEASUREMENTS = (
     *core.MEASUREMENTS,
     *starts.MEASUREMENTS,
+    *listings.MEASUREMENTS,
     *pools.MEASUREMENTS,
     *claims.MEASUREMENTS,
     *http.MEASUREMENTS,

@@ -88,6 +88,7 @@ FIGURES = (
     Figure("idle.cpu", "100 idle executions, daemon and sandboxes", CPU, "", at_most(3)),
     Figure("websocket.memory", "the daemon, for each of them (PSS)", KIB, "", at_most(100)),
     Figure("restart.claim", "restart with 1,000 runners to first claim", MS, "the same with one runner", at_most(1000)),
+    Figure("nomad.listing", "1,000 known Nomad runners listed, applied", MS, "the same with one runner", at_most(1000)),
     Figure("runner.memory", "an idle runner in the core", KIB, "", at_most(2)),
     Figure("core.events", "recorded events through the fleet", RATE, "json.loads of their lines", at_least(20_000)),
     Figure("files.list", "listing of 10,000 files", MS, "bare executor: find"),
