@@ -13,7 +13,7 @@ from sqlalchemy import Connection
 
 from poseidon.core.events import Claim, Stop
 from poseidon.core.model import Allocation, Environment, EnvironmentId, Phase, Reason, Runner, RunnerId
-from poseidon.errors import Draining, EnvironmentNotFound, Overloaded, RunnerGone
+from poseidon.errors import Draining, EnvironmentNotFound, Overloaded, RunnerGone, StoreError
 from poseidon.executors.base import Executor
 from poseidon.runners.deadlines import Deadlines
 from poseidon.runners.dispatcher import Dispatcher, Ticket
@@ -221,7 +221,8 @@ class Claims:
     async def release(self, runner: RunnerId, reason: Reason = Reason.RELEASED) -> None:
         """A used runner's client is done with it: it is hidden at once and destroyed in the background.
 
-        Returns when the intent is durable. Raises RunnerGone.
+        Returns when the intent is durable, or is kept until it can be: an error in place of the answer would cut off
+        all that CodeOcean runs. Raises RunnerGone.
         """
         self.used(runner)
         await self._stop_durably(runner, reason)
@@ -253,8 +254,11 @@ class Claims:
     async def _stop_durably(self, runner: RunnerId, reason: Reason) -> None:
         ticket = self._stop(runner, reason)
         if ticket is not None:
-            with trio.CancelScope(shield=True):
-                await ticket.wait()
+            try:
+                with trio.CancelScope(shield=True):
+                    await ticket.wait()
+            except StoreError as error:  # it is hidden already, and will be saved as soon as that works
+                log.warning("stop not saved yet", runner_id=runner, error=error.message)
 
     # Telling
 

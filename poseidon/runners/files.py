@@ -9,17 +9,20 @@ from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanag
 from functools import partial
 from typing import Protocol
 
+import structlog
 import trio
 
 from poseidon.core.command import Command
 from poseidon.core.listing import Entry
 from poseidon.core.model import Allocation, Runner, RunnerId
-from poseidon.errors import BadRequest, FilesFailed, PoseidonError
+from poseidon.errors import BadRequest, ExecutorError, FilesFailed, FilesNotAccessible, PoseidonError
 from poseidon.executors.base import Executor
 from poseidon.runners.files_archive import File, archived, cleaned, possible
 from poseidon.runners.files_download import Download, open_download, read_command
 from poseidon.runners.files_listing import list_files
 from poseidon.runners.files_programs import Place, as_allowed, fed, repeated
+
+log = structlog.get_logger(__name__)
 
 WITHIN = 300.0
 """Seconds that a copy may take."""
@@ -82,11 +85,19 @@ class Files:
                 raise FilesFailed(f"file copy failed: {said}")
 
     async def list(self, runner: RunnerId, path: str, *, recursive: bool, privileged: bool) -> list[Entry]:
-        """What lies at *path*, sorted by name. Raises FilesNotAccessible too."""
+        """What lies at *path*, sorted by name.
+
+        Raises RunnerGone, BadRequest, and for all else FilesNotAccessible: CodeOcean lists in a callback; a 500
+        there would end all that it runs.
+        """
         found = self._claims.used(runner)
         path = possible(path)
-        with self._within(LIST_WITHIN, "listing"), self._at_work(found) as place:
-            return await list_files(place, path, recursive=recursive, privileged=privileged, parsers=self._parsers)
+        try:
+            with self._within(LIST_WITHIN, "listing"), self._at_work(found) as place:
+                return await list_files(place, path, recursive=recursive, privileged=privileged, parsers=self._parsers)
+        except (FilesFailed, ExecutorError) as error:
+            log.warning("listing failed", runner_id=runner, error=error.message)
+            raise FilesNotAccessible(error.message) from error
 
     @asynccontextmanager
     async def read(self, runner: RunnerId, path: str, *, privileged: bool) -> AsyncIterator[Download]:

@@ -13,7 +13,7 @@ from websockets.exceptions import InvalidStatus
 
 from poseidon.api.server import ServerLimits
 from poseidon.core.model import Environment, EnvironmentId
-from poseidon.errors import PlacementFailed
+from poseidon.errors import PlacementFailed, StoreError
 from poseidon.executors.base import StreamFigures
 from poseidon.runners.facts import Ailment, ExecutorFacts, PoolStatistics
 from tests.api.service import VERSION, Service, connected, next_of, open_service, read, until
@@ -392,6 +392,26 @@ async def test_a_large_body_for_a_gone_runner_is_410_and_the_connection_goes_on(
     for _ in range(3):
         assert (await service.http.patch("/runners/gone/files", json=body)).status_code == 410
         assert (await service.http.get("/health")).status_code == 204
+
+
+async def test_a_runner_is_deleted_though_the_disk_is_full(service: Service) -> None:
+    await service.put(1)
+    runner = await service.claim()
+    connection = service.store._writer._connection.connection
+    await service.store.write(lambda taken: taken.exec_driver_sql("PRAGMA max_page_count = 1"))
+    large = service.store.submit(
+        lambda taken: taken.exec_driver_sql("INSERT INTO meta VALUES ('x', zeroblob(1000000))")
+    )
+    with pytest.raises(StoreError, match="full"):  # and all that follows has to wait for it
+        await large.wait()
+    assert (await service.http.delete(f"/runners/{runner}")).status_code == 204
+    assert (await service.http.delete(f"/runners/{runner}")).status_code == 410
+    connection.execute("PRAGMA max_page_count = 1000000")
+    await service.store.flush()
+    with trio.fail_after(20):
+        while (await service.http.get(f"/runners/{runner}")).json()["phase"] != "gone":
+            await trio.sleep(0.01)
+    await until(lambda: runner not in service.executor.jobs)
 
 
 async def test_an_operator_stops_idle_runners_too(service: Service) -> None:
