@@ -60,6 +60,25 @@ def _absolute(path: str) -> str:
     return path
 
 
+def _ip(text: str) -> str:
+    return str(ipaddress.ip_address(text))
+
+
+def _ipv4(text: str) -> str:
+    return str(ipaddress.IPv4Address(text))
+
+
+def _network(text: str) -> str:
+    return str(ipaddress.IPv4Network(text))
+
+
+def _range(bounds: tuple[int, ...]) -> tuple[int, ...]:
+    if bounds and (len(bounds) != len(("first", "last")) or bounds[0] > bounds[1]):
+        raise ValueError("expected nothing, or a first and a last port")
+    return bounds
+
+
+Network = Annotated[str, AfterValidator(_network)]
 AbsolutePath = Annotated[str, AfterValidator(_absolute)]
 
 
@@ -130,6 +149,11 @@ class LocalSettings(Section):
     abandon_after: Annotated[float, Field(gt=0)] = 24.0
     start_concurrency: Count = 0
     start_timeout: Annotated[float, Field(gt=0)] = 30.0
+    network_blocked: tuple[Network, ...] = ("169.254.0.0/16",)
+    name_servers: tuple[Annotated[str, AfterValidator(_ipv4)], ...] = ()
+    port_address: Annotated[str, AfterValidator(_ip)] = "127.0.0.1"
+    port_host: str = ""
+    port_range: Annotated[tuple[Port, ...], AfterValidator(_range)] = ()
     user_cgroup: str = ""
 
 

@@ -16,6 +16,8 @@ from poseidon.config import Config
 from poseidon.errors import PoseidonError
 from poseidon.executors.local.binary import bundled
 from poseidon.executors.local.limits import CONTROLLERS, mounted
+from poseidon.executors.local.network import Network
+from poseidon.executors.local.settings import LocalSettings
 
 OLDEST_SQLITE = (3, 35, 0)
 OLDEST_INSIDE = (3, 9)
@@ -63,7 +65,7 @@ def general(config: Config) -> Iterator[Finding]:
     yield port(config.server.address, config.server.port)
 
 
-def sandboxes() -> Iterator[Finding]:
+def sandboxes(config: Config) -> Iterator[Finding]:
     """What the local executor needs."""
     yield mode()
     yield programs("bash", *(("nsenter", "unshare") if os.geteuid() == 0 else ()))
@@ -71,6 +73,7 @@ def sandboxes() -> Iterator[Finding]:
     yield user_namespaces(SYSCTL, root=os.geteuid() == 0)
     yield bubblewrap()
     yield cgroups()
+    yield network(config)
 
 
 def python() -> Finding:
@@ -201,6 +204,14 @@ def cgroups(process: Path = Path("/proc/self")) -> Finding:
     text = f"{versions}; can be written: {', '.join(sorted(usable)) or 'none'}"
     remedy = f"no limit of {', '.join(missing)} but by rlimits: run as root, or as a service with Delegate=yes"
     return judge("cgroups", not missing, text, remedy, otherwise=Level.WARN)
+
+
+def network(config: Config) -> Finding:
+    """Whether runners can have a way out; without one all else works."""
+    local = Network(LocalSettings(**config.local.model_dump(exclude={"enabled"})), own_users=os.geteuid() == 0)
+    found = local.ability()
+    remedy = "install slirp4netns and let everybody open /dev/net/tun, or do without networkAccess"
+    return judge("network", found.holds, found.how, remedy, otherwise=Level.WARN)
 
 
 def loaded(load: Callable[[], Config]) -> tuple[Config | None, list[Finding]]:

@@ -42,7 +42,7 @@ def examine(options: Options) -> Iterator[Finding]:
         is_taken = finding.name == "port" and finding.level is Level.FAIL
         yield (running_daemon() or finding) if is_taken else finding
     if config.local.enabled:
-        yield from sandboxes()
+        yield from sandboxes(config)
 
 
 def running_daemon() -> Finding | None:

@@ -16,7 +16,7 @@ from sqlalchemy import (
     text,
 )
 
-REVISION = "0001"
+REVISION = "0002"
 """The newest migration: known here so that a start that changes nothing needn't import Alembic."""
 
 metadata = MetaData(
@@ -250,6 +250,7 @@ sandboxes = Table(
     _text("reason"),
     _text("created_at"),
     _maybe("ended_at"),
+    Column("ports", Text, nullable=False, server_default=""),
     CheckConstraint("state IN ('asked', 'running', 'ended', 'stopped')", name="state"),
 )
 

@@ -140,6 +140,7 @@ def test_the_doctor_finds_this_machine_fit(poseidon: Poseidon, monkeypatch: pyte
         "user namespaces",
         "bubblewrap",
         "cgroups",
+        "network",
     }
 
 

@@ -1,6 +1,7 @@
 """A platform's way through a real daemon and real sandboxes."""
 
 import json
+import signal
 import sqlite3
 import subprocess
 from pathlib import Path
@@ -44,6 +45,32 @@ async def test_a_time_limit_ends_a_program_that_will_not(tmp_path: Path) -> None
         assert outcome.last == {"type": "timeout"}
         assert trio.current_time() - began < 3
         assert "on" in outcome.stdout
+
+
+async def test_a_claim_tells_where_exposed_ports_are_reached_also_after_a_restart(tmp_path: Path) -> None:
+    async with open_daemon(tmp_path) as daemon, open_client(daemon) as client:
+        await client.put(exposedPorts=[8080])
+        await client.full()
+        await daemon.end(signal.SIGKILL)
+        await daemon.start()
+        claimed = await client.http.post("/runners", json={"executionEnvironmentId": 1, "inactivityTimeout": 60})
+        (port,) = claimed.json()["mappedPorts"]
+        assert port["exposedPort"] == 8080
+        host, number = port["hostAddress"].split(":")
+        script = "import http.server as h; h.HTTPServer(('', 8080), h.SimpleHTTPRequestHandler).handle_request()"
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(client.run, claimed.json()["runnerId"], f'python3 -c "{script}"')
+            answer = b""
+            with trio.fail_after(20):
+                while not answer:  # connections before the server listens are turned away
+                    async with await trio.open_tcp_stream(host, int(number)) as stream:
+                        try:
+                            await stream.send_all(b"HEAD / HTTP/1.0\r\n\r\n")
+                            answer = await stream.receive_some()
+                        except trio.BrokenResourceError:
+                            await trio.sleep(0.02)
+            nursery.cancel_scope.cancel()
+        assert answer.startswith(b"HTTP/1.0 200")
 
 
 async def test_two_runners_do_not_see_each_other(tmp_path: Path) -> None:
@@ -141,8 +168,8 @@ async def test_bad_requests_are_told_apart(tmp_path: Path) -> None:
         assert await status("PUT", "/execution-environments/1", b'{"prewarmingPoolSize": -1}') == 400
         assert await status("PUT", "/execution-environments/abc", b"{}") == 404
         assert await status("PUT", "/execution-environments/99999999999999999999", b"{}") == 400
-        network = json.dumps({"image": "x", "networkAccess": True}).encode()
-        assert await status("PUT", "/execution-environments/2", network) == 400
+        too_small = json.dumps({"image": "x", "memoryLimit": 1}).encode()
+        assert await status("PUT", "/execution-environments/2", too_small) == 400
         assert await status("DELETE", "/execution-environments/77") == 404
         assert await status("GET", "/runners/n0n-3x1st1ng-1d/websocket") in (400, 410)
         assert await status("DELETE", "/runners/n0n-3x1st1ng-1d") == 410

@@ -1,13 +1,14 @@
 """Every test of the local executor leaves this machine as it was."""
 
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
 
-from tests.local.support import World
+from tests.local.support import PATIENCE, World
 
 
 @pytest.fixture
@@ -17,6 +18,10 @@ def world(tmp_path: Path) -> Iterator[World]:
     world = World(tmp_path)
     descriptors = open_descriptors()
     yield world
+    # A process that has given up everything may still be seen, while the kernel takes its network card apart.
+    until = time.monotonic() + PATIENCE
+    while world.processes() and time.monotonic() < until:
+        time.sleep(0.005)
     assert not world.processes(), "processes are left"
     assert not world.cgroups(), "cgroups are left"
     assert not list(world.state.glob("sandboxes/*/*")), "folders are left"

@@ -11,9 +11,11 @@ import trio
 
 from poseidon.core.model import Allocation, ClientStatus, EnvironmentId, JobGone, JobId, JobSeen, JobStatus, Value
 from poseidon.errors import AllocationGone, ConfigError, PlacementFailed, StoreError, Unsupported
+from poseidon.executors.local import network
 from poseidon.executors.local.executor import LocalExecutor, open_local
 from poseidon.executors.local.ledger import SandboxRecord
 from poseidon.executors.local.limits import Group
+from poseidon.executors.local.network import PROGRAM, SEARCHED
 from poseidon.executors.local.settings import LocalSettings
 from tests.local.support import (
     ENVIRONMENT,
@@ -253,7 +255,6 @@ async def check_refused(executor: LocalExecutor, message: str, **changes: object
 
 async def test_what_an_environment_cant_have_is_refused_with_the_reason(world: World) -> None:
     async with world.executor(images={"broken": "/no/such/folder"}, require_image=True) as executor:
-        await check_refused(executor, "networkAccess isn't available yet", network_access=True)
         await check_refused(executor, "memoryLimit 4 is too small: .* at least 16 MB", memory_limit=4)
         await check_refused(executor, "'some-image' isn't one of", memory_limit=64)
         await check_refused(executor, "which is no folder", image="broken")
@@ -274,8 +275,9 @@ async def test_the_smallest_memory_limit_runs_a_shell(world: World) -> None:
     [(("network",), "'network' doesn't hold on this machine"), (("speed",), "'speed' is none of memory, processes")],
 )
 async def test_a_required_ability_that_is_missing_keeps_it_from_serving(
-    world: World, required: Sequence[str], message: str
+    world: World, monkeypatch: pytest.MonkeyPatch, required: Sequence[str], message: str
 ) -> None:
+    monkeypatch.setattr(network, "SEARCHED", "/nowhere")
     with pytest.raises(ConfigError, match=message):
         async with world.daemon(require=required):
             pass
@@ -287,7 +289,7 @@ async def test_the_abilities_say_what_holds_and_by_which_means(world: World) -> 
     assert list(abilities) == ["memory", "processes", "cpu", "users", "network", "isolation"]
     assert all(ability.how for ability in abilities.values())
     assert abilities["users"].holds == IS_ROOT
-    assert not abilities["network"].holds
+    assert abilities["network"].holds == (shutil.which(PROGRAM, path=SEARCHED) is not None)
 
 
 async def test_a_helper_that_nobody_visits_ends_itself(world: World) -> None:

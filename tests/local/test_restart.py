@@ -1,6 +1,7 @@
 """Sandboxes outlive the daemon and are found again; what died meanwhile is told; nothing is doubled or leaked."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from poseidon.errors import PlacementFailed
 from poseidon.executors.local import wire
 from poseidon.executors.local.executor import LocalExecutor
 from poseidon.executors.local.ledger import SandboxRecord
+from poseidon.executors.local.network import PROGRAM, SEARCHED
 from poseidon.executors.local.root import PYTHON
 from tests.local.support import (
     ENVIRONMENT,
@@ -31,6 +33,8 @@ from tests.local.support import (
     start,
     until_gone,
 )
+
+needs_stack = pytest.mark.skipif(shutil.which(PROGRAM, path=SEARCHED) is None, reason=f"{PROGRAM} isn't installed")
 
 
 async def only_record(world: World) -> SandboxRecord:
@@ -164,6 +168,7 @@ async def test_a_helper_that_doesnt_answer_is_replaced(world: World, monkeypatch
 
 DYING_DAEMON = """
 import os, signal, sys, trio
+from dataclasses import replace
 from pathlib import Path
 from tests.local.support import ENVIRONMENT, JsonLedger, World, new_job
 from poseidon.executors.local.executor import open_local
@@ -182,7 +187,8 @@ async def main():
     world = World(Path(sys.argv[1]))
     ledger = Ledger(world.folder / "ledger.json")
     async with open_local(world.settings, world.state, ledger) as executor:
-        await executor.start(new_job(), ENVIRONMENT)
+        environment = replace(ENVIRONMENT, network_access=sys.argv[3] == "network", exposed_ports=(80,))
+        await executor.start(new_job(), environment if sys.argv[3] else ENVIRONMENT)
         if moment.startswith("after "):
             await trio.sleep_forever() if moment == "after running" else await trio.sleep(float(moment[6:]))
         elif moment != "before asked":
@@ -193,11 +199,11 @@ trio.run(main)
 """
 
 
-async def run_dying_daemon(world: World, moment: str) -> None:
-    """A daemon that launches a sandbox and is killed at *moment*."""
+async def run_dying_daemon(world: World, moment: str, outside: str = "") -> None:
+    """A daemon that launches a sandbox and is killed at *moment*. *outside*: with a "network", or only "ports"."""
     python = sys.executable if os.access(sys.executable, os.X_OK) else PYTHON
     daemon = await trio.run_process(
-        [python, "-c", DYING_DAEMON, str(world.folder), moment],
+        [python, "-c", DYING_DAEMON, str(world.folder), moment, outside],
         check=False,
         capture_stderr=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
@@ -239,10 +245,22 @@ async def test_a_daemon_killed_at_any_moment_of_a_launch_neither_loses_nor_doubl
             assert allocation.client in (ClientStatus.RUNNING, ClientStatus.FAILED)
 
 
-async def expected_processes(executor: LocalExecutor) -> int:
+@pytest.mark.parametrize("moment", ["before running", "after running", "after 0.03", "after 0.06", "after 0.1"])
+@pytest.mark.parametrize(("outside", "more"), [("ports", 1), pytest.param("network", 2, marks=needs_stack)])
+async def test_a_killed_daemon_leaves_no_network_without_its_runner(
+    world: World, moment: str, outside: str, more: int
+) -> None:
+    await run_dying_daemon(world, moment, outside)
+    async with world.executor() as executor:
+        with trio.fail_after(PATIENCE):
+            while len(world.processes()) != await expected_processes(executor, 2 + more):
+                await trio.sleep(0.01)
+
+
+async def expected_processes(executor: LocalExecutor, each: int = 2) -> int:
     """A helper and the bwrap beside it for each that runs."""
     listing = await executor.snapshot()
-    return 2 * sum(allocation.client is ClientStatus.RUNNING for allocation in listing.allocations)
+    return each * sum(allocation.client is ClientStatus.RUNNING for allocation in listing.allocations)
 
 
 async def test_many_sandboxes_are_found_again_at_once(world: World) -> None:

@@ -29,9 +29,10 @@ class Record:
     reason: str
     created_at: float
     ended_at: float | None
+    ports: str
 
 
-ASKED = Record("a1", "29-x", 29, 1, 0, 0, "", "/run/a1", 64, 1, 1, "asked", "", NOW, None)
+ASKED = Record("a1", "29-x", 29, 1, 0, 0, "", "/run/a1", 64, 1, 1, "asked", "", NOW, None, "80=127.0.0.1:8000")
 
 
 async def test_records_come_back_as_they_were_oldest_first(store: Store) -> None:

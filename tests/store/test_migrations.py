@@ -15,16 +15,16 @@ from poseidon.errors import StoreError
 from poseidon.store import migrate, schema, upgrade
 from poseidon.store.store import open_store
 
-NEXT = """
+NEXT = f"""
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0002"
-down_revision = "0001"
+revision = "next"
+down_revision = "{schema.REVISION}"
 
 def upgrade():
     op.add_column("jobs", sa.Column("colour", sa.Text()))
-    {then}
+    {{then}}
 """
 
 
@@ -81,14 +81,15 @@ def test_every_view_can_be_read(path: Path) -> None:
 
 @pytest.fixture
 def following(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file to write migration 0002 into, as a later Poseidon would have it."""
+    """A file to write one more migration into, as a later Poseidon would have it."""
     folder = tmp_path / "migrations 100%"
     (folder / "versions").mkdir(parents=True)
-    for file in ("env.py", "versions/0001_first_release.py"):
-        (folder / file).write_text((migrate.migrations_folder() / file).read_text())
+    ours = migrate.migrations_folder()
+    for file in (ours / "env.py", *(ours / "versions").glob("*.py")):
+        (folder / file.relative_to(ours)).write_text(file.read_text())
     monkeypatch.setattr(migrate, "migrations_folder", lambda: folder)
-    monkeypatch.setattr(upgrade, "REVISION", "0002")
-    return folder / "versions" / "0002.py"
+    monkeypatch.setattr(upgrade, "REVISION", "next")
+    return folder / "versions" / "next.py"
 
 
 def copies(path: Path) -> list[Path]:
@@ -105,10 +106,10 @@ async def test_an_upgrade_keeps_the_data_and_a_copy_of_the_old_file(path: Path, 
             await store.read(lambda c: c.exec_driver_sql("SELECT value FROM meta WHERE key = 'mine'").scalar()) == "1"
         )
     (copy,) = copies(path)
-    assert re.fullmatch(r"poseidon\.db\.0001\.\d{8}T\d{6}Z\.backup", copy.name)
+    assert re.fullmatch(rf"poseidon\.db\.{schema.REVISION}\.\d{{8}}T\d{{6}}Z\.backup", copy.name)
     assert copy.stat().st_mode & 0o777 == 0o600
     with closing(sqlite3.connect(copy)) as old:
-        assert upgrade.read_revision(old, copy) == "0001"
+        assert upgrade.read_revision(old, copy) == schema.REVISION
         assert old.execute("SELECT value FROM meta WHERE key = 'mine'").fetchone() == ("1",)
     async with open_store(path):
         assert copies(path) == [copy]
@@ -133,7 +134,7 @@ async def test_an_upgrade_that_would_break_references_is_refused(path: Path, fol
         async with open_store(path):
             pass
     with closing(sqlite3.connect(path)) as connection:
-        assert upgrade.read_revision(connection, path) == "0001"
+        assert upgrade.read_revision(connection, path) == schema.REVISION
 
 
 async def test_a_new_database_needs_no_copy(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from poseidon.core.model import (
 )
 from poseidon.errors import StoreError
 from poseidon.executors.base import Batch
+from poseidon.executors.local import ports
 from poseidon.executors.local.ledger import Ledger, SandboxRecord
 
 log = structlog.get_logger(__name__)
@@ -140,6 +141,7 @@ class Book:
             node_id=self._node,
             node_name=self._node,
             oom_killed=record.reason == OUT_OF_MEMORY,
+            ports=ports.from_text(record.ports),
             follow_up=None,
             previous=None,
             next=None,

@@ -15,11 +15,12 @@ from poseidon.core.command import Command
 from poseidon.core.model import Allocation, Environment, JobId, Listing
 from poseidon.errors import AllocationGone, ConfigError, PlacementFailed, Unsupported
 from poseidon.executors.base import Ability, Batch, LookedUp, Process, Usage
-from poseidon.executors.local import launch, root, seccomp
+from poseidon.executors.local import launch, ports, root, seccomp
 from poseidon.executors.local.binary import open_binary
 from poseidon.executors.local.book import Book
 from poseidon.executors.local.ledger import Ledger, SandboxRecord
 from poseidon.executors.local.limits import Limiter, open_limiter
+from poseidon.executors.local.network import Network
 from poseidon.executors.local.room import Room
 from poseidon.executors.local.sandbox import Sandbox, Site, dissolve, find_again, live
 from poseidon.executors.local.settings import LocalSettings
@@ -54,9 +55,8 @@ class LocalExecutor:
         """See Executor."""
         settings = self._site.settings
         if environment.network_access:
-            raise Unsupported(
-                "networkAccess isn't available yet in the local executor; its runners reach nothing but themselves"
-            )
+            self._site.network.check()
+        ports.check(environment.exposed_ports)
         memory, least = settings.memory_of(environment.memory_limit), settings.least_memory()
         if memory < least:
             raise Unsupported(f"memoryLimit {memory} is too small: the local executor needs at least {least} MB")
@@ -86,6 +86,7 @@ class LocalExecutor:
         sandbox = Sandbox(record, site.limiter.group(record.allocation))
         sandbox.image = site.settings.images.get(environment.image, "")
         sandbox.cpu_limit = environment.cpu_limit
+        sandbox.network_access, sandbox.exposed_ports = environment.network_access, environment.exposed_ports
         self._begin(sandbox)
         return record.created
 
@@ -206,7 +207,8 @@ async def open_local(settings: LocalSettings, state: Path, ledger: Ledger) -> As
             users = Users(*choose_range(ledger.instance, settings.uid_base, settings.uid_count, taken_ranges()))
             stack.callback(users.close)
         filtering = seccomp.program()
-        abilities = abilities_of(limiter, users=own_users, filtering=filtering is not None)
+        network = Network(settings, own_users=own_users)
+        abilities = abilities_of(limiter, network, users=own_users, filtering=filtering is not None)
         demand(settings.require, abilities)
         book = Book(ledger, node)
         records = await book.open()
@@ -219,6 +221,8 @@ async def open_local(settings: LocalSettings, state: Path, ledger: Ledger) -> As
                 limiter=limiter,
                 room=Room(settings),
                 users=users,
+                network=network,
+                ports=ports.Ports(settings),
                 nursery=nursery,
                 launches=trio.CapacityLimiter(settings.launches()),
             )
@@ -278,7 +282,7 @@ def remove_if_empty(folder: Path) -> None:
         return
 
 
-def abilities_of(limiter: Limiter, *, users: bool, filtering: bool) -> tuple[Ability, ...]:
+def abilities_of(limiter: Limiter, network: Network, *, users: bool, filtering: bool) -> tuple[Ability, ...]:
     """Which promises hold here."""
 
     def by_cgroup(name: str, controller: str, otherwise: str, *, holds_otherwise: bool = False) -> Ability:
@@ -290,7 +294,7 @@ def abilities_of(limiter: Limiter, *, users: bool, filtering: bool) -> tuple[Abi
         by_cgroup("processes", "pids", "rlimits", holds_otherwise=True),
         by_cgroup("cpu", "cpu", "no cgroup can be written: runners share the CPUs as they come"),
         Ability("users", users, "two uids of its own for each runner" if users else "not root: a single user"),
-        Ability("network", False, "not available yet: runners reach nothing but themselves"),
+        network.ability(),
         Ability("isolation", True, "namespaces" + (" and a filter of system calls" if filtering else "")),
     )
 

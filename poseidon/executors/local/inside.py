@@ -48,6 +48,7 @@ MOST_DESCRIPTORS = 8
 OOM_SCORE = b"900"  # commands die before the helper does
 KILL_PATIENCE = 2.0
 KILL_INTERVAL = 0.003
+FORWARDING_PAUSE = 1.0
 SHELL_NOT_FOUND, SHELL_NOT_EXECUTABLE = 127, 126
 SET_DUMPABLE = 4
 
@@ -196,13 +197,13 @@ class Child:
 
 
 class Processes:
-    """What runs in the sandbox, read from /proc."""
+    """What runs in the sandbox beside the helper's *own* processes, read from /proc."""
 
-    def __init__(self) -> None:
+    def __init__(self, own: set[int]) -> None:
         self.parents: dict[int, int] = {}
         self.sessions: dict[int, int] = {}
         for name in os.listdir("/proc"):
-            if name.isdigit() and name != "1":
+            if name.isdigit() and int(name) not in own:
                 self.read(int(name))
 
     def read(self, pid: int) -> None:
@@ -359,7 +360,7 @@ class Connection:
                 pass
             # The main process is named besides, as it may not have entered its cgroup yet.
             return pids_of(self.procs) | ({self.main} if self.running else set()), True
-        processes = Processes()
+        processes = Processes(self.helper.own)
         everything = set(processes.parents)
         others: set[int] = set()
         for main, connection in self.helper.mains.items():
@@ -420,6 +421,40 @@ def pids_of(procs: int) -> set[int]:
     return {int(pid) for pid in data.split()} - {0, 1}
 
 
+class Forwarding:
+    """The process that forwards ports: apart from us, as users' data mustn't keep us from our work."""
+
+    def __init__(self, ports: dict[int, int]) -> None:
+        sys.path.insert(0, os.path.dirname(__file__))
+        self.program = __import__("poseidon_forwarder")
+        self.ports = ports
+        self.pid = 0
+
+    def start(self) -> None:
+        """By a fork alone: so there is no moment at which others could trace it, or take its descriptors."""
+        try:
+            self.pid = os.fork()
+        except OSError:
+            self.pid = 0  # the sandbox is full; the loop tries again
+        else:
+            if not self.pid:
+                self.run()
+
+    def run(self) -> None:
+        try:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for name in os.listdir("/proc/self/fd"):
+                if int(name) > 2 and int(name) not in self.ports:
+                    try:
+                        os.close(int(name))
+                    except OSError:
+                        pass  # the one of the listing itself
+            self.program.serve(self.ports)
+        finally:
+            os._exit(1)
+
+
 class Helper:
     """The loop: accepts, reads, reaps, kills."""
 
@@ -433,6 +468,7 @@ class Helper:
         self.connections: dict[int, Connection] = {}
         self.mains: dict[int, Connection] = {}
         self.killing: list[Connection] = []
+        self.forwarding: Forwarding | None = None
         self.alone_since = time.monotonic()
         self.wake, wake = os.pipe()
         os.set_blocking(self.wake, False)
@@ -441,6 +477,10 @@ class Helper:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         self.watch(self.wake, self.reap)
         self.watch(listener, self.accept)
+
+    @property
+    def own(self) -> set[int]:
+        return {1, self.forwarding.pid if self.forwarding else 1}
 
     def watch(self, descriptor: int, handler: Callable[[], None]) -> None:
         self.handlers[descriptor] = handler
@@ -481,10 +521,18 @@ class Helper:
                 return
             if pid in self.mains:
                 self.mains.pop(pid).exited(status)
+            if self.forwarding and pid == self.forwarding.pid:
+                self.forwarding.pid = 0
+
+    def network_lost(self) -> None:
+        """What carried our packets has ended: we end as well, and with us the runner."""
+        sys.exit(0)
 
     def timeout(self) -> float:
         if self.killing:
             return KILL_INTERVAL
+        if self.forwarding and not self.forwarding.pid:
+            return FORWARDING_PAUSE
         return -1 if self.connections else self.abandon_after
 
     def serve(self) -> None:
@@ -495,6 +543,8 @@ class Helper:
                     handler()
             for connection in list(self.killing):
                 connection.go_on_killing()
+            if self.forwarding and not self.forwarding.pid:
+                self.forwarding.start()
 
 
 def wait_for_go(birth: int) -> bool:
@@ -511,24 +561,32 @@ def wait_for_go(birth: int) -> bool:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """LISTENER BIRTH LOCK CHANGES_USER ABANDON_AFTER OPEN_FILES PROCESSES ADDRESS_SPACE FILE_SIZE"""
-    listener, birth, lock = (int(word) for word in arguments[:3])
+    """LISTENER BIRTH LOCK TIE PORTS CHANGES_USER ABANDON_AFTER OPEN_FILES PROCESSES ADDRESS_SPACE FILE_SIZE"""
+    listener, birth, lock, tie = (int(word) for word in arguments[:4])
+    ports = {int(fd): int(port) for port, fd in (pair.split(":") for pair in arguments[4].split(",") if pair)}
+    kept = (listener, birth, lock, *((tie,) if tie >= 0 else ()), *ports)
     set_dumpable(0)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     for name in os.listdir("/proc/self/fd"):
-        if int(name) > 2 and int(name) not in (listener, birth, lock):
+        if int(name) > 2 and int(name) not in kept:
             try:
                 os.close(int(name))
             except OSError:
                 pass  # the one of the listing itself
-    for descriptor in (listener, birth, lock):
+    for descriptor in kept:
         os.set_inheritable(descriptor, False)
-    limits = Limits(*(int(word) for word in arguments[5:9]))
-    helper = Helper(listener, limits, changes_user=arguments[3] == "1", abandon_after=float(arguments[4]))
+    limits = Limits(*(int(word) for word in arguments[7:11]))
+    helper = Helper(listener, limits, changes_user=arguments[5] == "1", abandon_after=float(arguments[6]))
     helper.listener.listen(128)
+    if tie >= 0:
+        helper.watch(tie, helper.network_lost)
+    if ports:
+        helper.forwarding = Forwarding(ports)
     gc.freeze()
     if wait_for_go(birth):
         os.dup2(0, 2)
+        if helper.forwarding:
+            helper.forwarding.start()
         helper.serve()
 
 

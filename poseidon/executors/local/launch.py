@@ -10,9 +10,9 @@ import os
 import shutil
 import socket
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import trio
@@ -24,6 +24,7 @@ from poseidon.executors.local.settings import LocalSettings
 from poseidon.executors.local.users import ENVIRONMENT, entering
 
 ENTER_AND_DETACH = 'n=$1; shift; while [ "$n" -gt 0 ]; do echo 0 > "$1" || exit; shift; n=$((n-1)); done; "$@" &'
+LOCK, NETWORK_LOCK = "lock", "network.lock"
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 LOG_SHOWN = 500
 COMPILE_PATIENCE = 20
@@ -48,6 +49,12 @@ class Plan:
     image: str
     rlimits: tuple[int, int, int, int]
     """Open files, processes, address space, file size; 0: none."""
+    resolver: str = ""
+    """Content of /etc/resolv.conf."""
+    ports: Mapping[int, int] = field(default_factory=dict)
+    """Port inside → descriptor of the socket that listens for it outside."""
+    tie: int = -1
+    """Descriptor of a socket whose other end is the network's: the sandbox ends when that does. -1: none."""
 
 
 @dataclass(slots=True)
@@ -81,10 +88,10 @@ def identity(pid: int) -> str | None:
     return None if fields[0] in (b"Z", b"X") else f"{BOOT_ID.read_text().strip()}:{fields[19].decode()}"
 
 
-def is_held(folder: Path) -> bool:
+def is_held(folder: Path, name: str = LOCK) -> bool:
     """A launch or a sandbox still holds the folder's lock, which all its processes inherit."""
     try:
-        descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CLOEXEC)
+        descriptor = os.open(folder / name, os.O_RDWR | os.O_CLOEXEC)
     except OSError:
         return False
     try:
@@ -156,13 +163,14 @@ class Launcher:
         self, plan: Plan, listening: int, birth: int, locked: int, inherited: ExitStack
     ) -> tuple[list[str], list[int]]:
         """The command line of the chain, and the descriptors that it needs."""
-        path, program = self._program.path_and_content(plan.image)
-        small = {**root.texts(plan.image), path: program}
+        programs = self._program.files(plan.image, forwards=bool(plan.ports))
+        small = {**root.texts(plan.image, plan.resolver), **programs}
         data = {path: inherited.enter_context(memory_file(content)) for path, content in small.items()}
         if not plan.image:
             flags = os.O_RDONLY | os.O_CLOEXEC
             data |= {str(path): inherited.enter_context(opened(os.open(path, flags))) for path in root.host_files()}
         seccomp = inherited.enter_context(memory_file(self._seccomp)) if self._seccomp else -1
+        abandon_after = self._settings.abandon_after * 3600
         view = root.View(
             image=plan.image,
             shown=self._settings.shown,
@@ -172,11 +180,13 @@ class Launcher:
             own_users=plan.namespace >= 0,
         )
         arguments = inherited.enter_context(memory_file(b"".join(os.fsencode(a) + b"\0" for a in root.arguments(view))))
-        words = (listening, birth, locked, int(plan.namespace >= 0), self._settings.abandon_after * 3600, *plan.rlimits)
+        ports = ",".join(f"{port}:{descriptor}" for port, descriptor in plan.ports.items())
+        words = (listening, birth, locked, plan.tie, ports, int(plan.namespace >= 0), abandon_after, *plan.rlimits)
         entry = entering(plan.namespace) if plan.namespace >= 0 else []
-        helper = root.helper_command(plan.image, path)
+        helper = root.helper_command(plan.image, next(iter(programs)))
         command = [*entry, self._binary.path, "--args", str(arguments), "--", *helper, *(str(word) for word in words)]
-        needed = [arguments, seccomp, plan.namespace, *data.values(), *self._binary.descriptors]
+        needed = [arguments, seccomp, plan.namespace, plan.tie, *plan.ports.values(), *data.values()]
+        needed += self._binary.descriptors
         return command, [fd for fd in needed if fd >= 0]
 
 
@@ -238,17 +248,17 @@ def listener(folder: Path) -> int:
         return bound.detach()
 
 
-def lock(folder: Path) -> int:
+def lock(folder: Path, name: str = LOCK) -> int:
     """The locked lock file."""
-    descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    descriptor = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     return descriptor
 
 
-def log_of(folder: Path) -> str:
+def log_of(folder: Path, name: str = "log") -> str:
     """What the programs of the launch had to say."""
     with suppress(OSError):
-        return (folder / "log").read_text(errors="replace").strip()[-LOG_SHOWN:]
+        return (folder / name).read_text(errors="replace").strip()[-LOG_SHOWN:]
     return ""
 
 
@@ -269,23 +279,25 @@ def remove_folder(folder: Path) -> None:
 
 
 class HelperProgram:
-    """The helper's program, compiled for this machine's Python: that makes a start a fifth faster."""
+    """The helper's programs, compiled for this machine's Python: that makes a start a fifth faster."""
 
     def __init__(self) -> None:
-        self._source = Path(__file__).with_name("inside.py").read_bytes()
+        self._sources = [Path(__file__).with_name(name).read_bytes() for name in ("inside.py", "forwarder.py")]
         self._compiled_for: tuple[int, int] | None = None
-        self._compiled: bytes | None = None
+        self._compiled: list[bytes] = []
 
-    def path_and_content(self, image: str) -> tuple[str, bytes]:
-        """What to run, and where it is to be inside. The source for an image's own Python, of whatever version."""
+    def files(self, image: str, *, forwards: bool) -> dict[str, bytes]:
+        """Path and content, the one to run first. The source for an image's own Python, of whatever version."""
+        contents, ending = self._sources, ""
         if not image or not root.has_python(image):
             what = Path(root.PYTHON).stat()
             if (what.st_ino, what.st_mtime_ns) != self._compiled_for:  # else it has been upgraded under our feet
                 self._compiled_for = (what.st_ino, what.st_mtime_ns)
-                self._compiled = compiled(self._source)
-            if self._compiled:
-                return root.HELPER + "c", self._compiled
-        return root.HELPER, self._source
+                self._compiled = [code for code in map(compiled, self._sources) if code]
+            if len(self._compiled) == len(self._sources):
+                contents, ending = self._compiled, "c"
+        paths = [root.HELPER + ending, *([root.FORWARDER + ending] if forwards else [])]
+        return dict(zip(paths, contents, strict=False))
 
 
 def compiled(source: bytes) -> bytes | None:

@@ -28,6 +28,8 @@ class SandboxRecord:
     reason: str
     created_at: float
     ended_at: float | None
+    ports: str = ""
+    """Exposed ports and where they are reached: "<port>=<host:port>" each, blanks between."""
 
 
 class Ledger(Protocol):

@@ -11,6 +11,7 @@ from poseidon.executors.local.settings import Sizes
 
 WORKSPACE = "/workspace"
 HELPER = "/run/poseidon.py"
+FORWARDER = "/run/poseidon_forwarder.py"
 PYTHON = "/usr/bin/python3"
 HOST_SYSTEM = "/run/host"
 HOSTNAME = "runner"
@@ -60,9 +61,11 @@ def host_files() -> Iterator[Path]:
             yield path
 
 
-def texts(image: str) -> dict[str, bytes]:
-    """The small files that are written for a sandbox."""
+def texts(image: str, resolver: str = "") -> dict[str, bytes]:
+    """The small files that are written for a sandbox; *resolver*: how names are resolved."""
     written = {"/etc/passwd": PASSWD, "/etc/group": GROUP, "/etc/hosts": HOSTS, "/etc/hostname": HOSTNAME + "\n"}
+    if resolver:
+        written["/etc/resolv.conf"] = resolver
     if not image:
         written["/etc/nsswitch.conf"] = "passwd: files\ngroup: files\nhosts: files dns\n"
         return {path: text.encode() for path, text in written.items()}

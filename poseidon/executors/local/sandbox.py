@@ -2,7 +2,9 @@
 
 import os
 import signal
-from contextlib import suppress
+import socket
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import time
@@ -17,6 +19,8 @@ from poseidon.executors.local.book import OUT_OF_MEMORY, Book
 from poseidon.executors.local.commands import Commands
 from poseidon.executors.local.ledger import SandboxRecord
 from poseidon.executors.local.limits import Group, Limiter, Wanted
+from poseidon.executors.local.network import Network, Target
+from poseidon.executors.local.ports import Bound, Ports, to_text
 from poseidon.executors.local.room import Room
 from poseidon.executors.local.settings import MIB, LocalSettings
 from poseidon.executors.local.users import Users
@@ -28,6 +32,8 @@ RESERVE = 16
 GREETING_PATIENCE = 5.0
 FIRST_WAIT, LONGEST_WAIT = 0.001, 5.0
 COMPLAIN_AFTER = 5.0
+FIRST_FREE_PORT = 1024
+"""Below it, only who has a privilege may bind a port, unless that is changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +46,8 @@ class Site:
     limiter: Limiter
     room: Room
     users: Users | None
+    network: Network
+    ports: Ports
     nursery: trio.Nursery
     launches: trio.CapacityLimiter
 
@@ -67,6 +75,8 @@ class Sandbox:
     group: Group
     image: str = ""
     cpu_limit: int = 0
+    network_access: bool = False
+    exposed_ports: tuple[int, ...] = ()
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
     """Of its being brought up and watched; cancelled by a stop."""
     stopped: trio.Event = field(default_factory=trio.Event)
@@ -159,24 +169,47 @@ async def bring_up(sandbox: Sandbox, site: Site) -> None:
     """Launch it, record it, let it serve. Raises ExecutorError."""
     memory = sandbox.record.memory_mb
     sandbox.group.create(site.wanted(memory, sandbox.cpu_limit))
-    plan = launch.Plan(
-        folder=sandbox.folder,
-        entrances=sandbox.group.entrances(),
-        namespace=await site.users.namespace(sandbox.record.slot) if site.users else -1,
-        memory_mb=memory,
-        image=sandbox.image,
-        rlimits=site.rlimits(memory),
-    )
-    born = await site.launcher.launch(plan)
-    if site.users:
-        site.nursery.start_soon(site.users.prepare)
-    try:
-        sandbox.watch(site, born)
-        # Durable before it may do anything: whoever finds this record later will know the process by it.
-        sandbox.record = await site.book.change(sandbox.job, state="running", pid=born.pid, started=born.started)
-        await born.go()
-    finally:
-        born.close_birth()
+    with ExitStack() as ours:  # the sandbox and its network have inherited what is closed here
+        bound = site.ports.bind(sandbox.exposed_ports, ours)
+        tie = tie_of(sandbox, ours)
+        plan = launch.Plan(
+            folder=sandbox.folder,
+            entrances=sandbox.group.entrances(),
+            namespace=await site.users.namespace(sandbox.record.slot) if site.users else -1,
+            memory_mb=memory,
+            image=sandbox.image,
+            rlimits=site.rlimits(memory),
+            resolver=site.network.resolver_file() if tie else "",
+            ports={port.exposed: port.listener.fileno() for port in bound},
+            tie=tie[0].fileno() if tie else -1,
+        )
+        born = await site.launcher.launch(plan)
+        if site.users:
+            site.nursery.start_soon(site.users.prepare)
+        try:
+            sandbox.watch(site, born)
+            if tie:
+                await site.network.open(Target(born.pid, plan.folder, plan.entrances), tie[1].fileno())
+            elif any(port.exposed < FIRST_FREE_PORT for port in bound):
+                await site.network.open_ports(Target(born.pid, plan.folder, plan.entrances))
+            await record(sandbox, site, born, bound)
+            await born.go()
+        finally:
+            born.close_birth()
+
+
+def tie_of(sandbox: Sandbox, stack: ExitStack) -> tuple[socket.socket, socket.socket] | None:
+    """What makes a sandbox and its network end together: whoever has one end sees the other one closed."""
+    if not sandbox.network_access:
+        return None
+    inner, outer = socket.socketpair()
+    return stack.enter_context(inner), stack.enter_context(outer)
+
+
+async def record(sandbox: Sandbox, site: Site, born: launch.Born, bound: Sequence[Bound]) -> None:
+    """Make it durable before it may do anything: whoever finds the record later will know the process by it."""
+    changes = {"state": "running", "pid": born.pid, "started": born.started, "ports": to_text(bound)}
+    sandbox.record = await site.book.change(sandbox.job, **changes)
 
 
 async def find_again(sandbox: Sandbox, site: Site) -> None:
@@ -227,8 +260,9 @@ async def dissolve(sandbox: Sandbox, site: Site) -> None:
 
 
 def is_gone(sandbox: Sandbox) -> bool:
-    """Its helper is dead, no launch goes on, and its cgroups were empty enough to be removed."""
-    return not is_alive(sandbox.record) and not launch.is_held(sandbox.folder) and sandbox.group.remove()
+    """Its helper is dead, no launch goes on, nor its network, and its cgroups were empty enough to be removed."""
+    held = any(launch.is_held(sandbox.folder, name) for name in (launch.LOCK, launch.NETWORK_LOCK))
+    return not is_alive(sandbox.record) and not held and sandbox.group.remove()
 
 
 def kill(sandbox: Sandbox) -> None:

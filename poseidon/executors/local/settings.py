@@ -54,6 +54,16 @@ class LocalSettings:
     """Runners that are launched at the same time. Derived: the number of CPUs, at least 2."""
     start_timeout: float = 30.0
     """Seconds until a launched runner must have reported."""
+    network_blocked: tuple[str, ...] = ("169.254.0.0/16",)
+    """Networks that runners with networkAccess can't reach, beside all addresses of this machine."""
+    name_servers: tuple[str, ...] = ()
+    """IPv4 addresses for runners with networkAccess. Derived: this machine's own ones that aren't on itself."""
+    port_address: str = "127.0.0.1"
+    """IP address of this machine on which exposed ports are reached."""
+    port_host: str = ""
+    """How clients are told that address. Derived: as it is, or this machine's name if it stands for all."""
+    port_range: tuple[int, ...] = ()
+    """First and last port of this machine for exposed ones. Empty: whichever is free."""
     user_cgroup: str = ""
     """A cgroup (v2) of this machine, as a path, that Poseidon may divide. Empty: its own, if it may."""
 

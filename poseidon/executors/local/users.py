@@ -146,6 +146,7 @@ def forbid_more(namespace: int) -> None:
     )
 
 
-def entering(namespace: int) -> list[str]:
-    """The words that run what follows as root of *namespace*."""
-    return ["nsenter", f"--user=/proc/self/fd/{namespace}", "--setuid", "0", "--setgid", "0", "--"]
+def entering(namespace: int, *, own_users: bool = True) -> list[str]:
+    """The words that run what follows as root of *namespace*. Without users of its own, its root is who we are."""
+    who = ["--setuid", "0", "--setgid", "0"] if own_users else ["--preserve-credentials"]
+    return ["nsenter", f"--user=/proc/self/fd/{namespace}", *who, "--"]
