@@ -6,6 +6,7 @@ from poseidon.config_kinds import KeyPath
 
 RENAMED: Mapping[str, KeyPath] = {
     "server.templatejobfile": ("nomad", "template_job_file"),
+    "server.prewarmingpoolalertthreshold": ("server", "alert", "prewarming_pool_threshold"),  # of older versions
     "logger.level": ("logging", "level"),
     "logger.formatter": ("logging", "format"),
 }

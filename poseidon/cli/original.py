@@ -112,6 +112,7 @@ TRANSLATED: Mapping[str, tuple[KeyPath, Convert]] = {
     "server.tls.keyfile": (("server", "tls", "key_file"), _text),
     "server.templatejobfile": (RENAMED["server.templatejobfile"], _text),
     "server.alert.prewarmingpoolthreshold": (("server", "alert", "prewarming_pool_threshold"), _number),
+    "server.prewarmingpoolalertthreshold": (RENAMED["server.prewarmingpoolalertthreshold"], _number),
     "nomad.enabled": (("nomad", "enabled"), _truth),
     "nomad.address": (("nomad", "address"), _host),
     "nomad.port": (("nomad", "port"), _whole),

@@ -106,6 +106,13 @@ def test_an_empty_file_is_the_originals_defaults(poseidon: Poseidon, here: Path,
     assert remarks == []
 
 
+def test_the_name_that_the_threshold_had_before_is_known_too(poseidon: Poseidon, here: Path) -> None:
+    config, remarks = imported(poseidon, here, "server: {prewarmingpoolalertthreshold: 0.5}")
+    assert (config.server.alert.prewarming_pool_threshold, remarks) == (0.5, [])
+    environ = {"POSEIDON_SERVER_PREWARMINGPOOLALERTTHRESHOLD": "0.25"}
+    assert load_config(None, environ).server.alert.prewarming_pool_threshold == 0.25
+
+
 def test_without_a_cluster_it_is_told_where_programs_run(poseidon: Poseidon, here: Path) -> None:
     config, [remark] = imported(poseidon, here, "nomad: {enabled: false}")
     assert config.uses_local
