@@ -53,6 +53,7 @@ from poseidon.telemetry.systemd import Notifier, feed_watchdog, take_sockets
 log = structlog.get_logger(__name__)
 
 BACKLOG = 1024
+DESCRIPTORS = 65536
 LAST_ANSWERS = 5.0
 """Seconds that requests under way have at the end, when the executions are over."""
 STOP_RUNNERS_WITHIN = 30.0
@@ -66,6 +67,7 @@ def main(config: Config, *, stop_runners: bool = False) -> int:
     setup_logging(config.logging.level, config.logging.format, secrets=config.secrets())
     for caution in config.cautions():
         log.warning("caution", about=caution)
+    use_descriptors()
     status = 0
     try:
         trio.run(partial(run, config, stop_runners=stop_runners))
@@ -73,6 +75,14 @@ def main(config: Config, *, stop_runners: bool = False) -> int:
         _report(group)
         status = 1
     return status
+
+
+def use_descriptors() -> None:
+    """As many as are allowed: the usual soft limit of 1024 is for programs that use `select`."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(DESCRIPTORS, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 @dataclass(slots=True)

@@ -34,6 +34,8 @@ from poseidon.api.tls import Tls
 from poseidon.errors import ConfigError, PoseidonError
 
 HYPERCORN = "0.18.0"
+DISMISSED = 32
+"""Idle connections that are closed at once when there is no descriptor for another one."""
 LAST_WORDS = 1.0
 """Seconds that cancelled handlers and their clients have, when the grace is over."""
 
@@ -149,7 +151,8 @@ class _Server:
                     if error.errno in {errno.EBADF, errno.EINVAL, errno.ENOTSOCK, errno.EOPNOTSUPP}:
                         raise
                     _log.warning("connection not accepted: %s", error)
-                    await trio.sleep(0.1)  # most likely out of descriptors: others have to leave first
+                    self._close_idlest(DISMISSED)  # most likely out of descriptors: others have to leave first
+                    await trio.sleep(0.1)
                 else:
                     if self._has_room():
                         nursery.start_soon(self._serve, client)
@@ -160,12 +163,18 @@ class _Server:
         """Whether there may be one more connection, if need be in the place of the one that is idle for longest."""
         if not self._most or len(self._connections) < self._most:
             return True
+        if self._close_idlest(1):
+            return True
+        _log.warning("connection refused: all %d are in use, see server.limits.connections", self._most)
+        return False
+
+    def _close_idlest(self, most: int) -> int:
+        """Close up to so many of those that have been without a request for longest; how many that were."""
         idle = [(since, each) for each in self._connections if (since := each.idle_since) is not None]
-        if idle:
-            min(idle, key=itemgetter(0))[1].close_if_idle()
-        else:
-            _log.warning("connection refused: all %d are in use, see server.limits.connections", self._most)
-        return bool(idle)
+        chosen = sorted(idle, key=itemgetter(0))[:most]
+        for _, connection in chosen:
+            connection.close_if_idle()
+        return len(chosen)
 
     async def _serve(self, client: trio.socket.SocketType) -> None:
         try:

@@ -8,6 +8,7 @@ import socket
 import ssl
 import struct
 import subprocess
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -1025,6 +1026,33 @@ async def test_being_out_of_descriptors_passes(plain: QuartTrio, caplog: pytest.
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         assert (await client.get("/"))[1] == b'{"hello":"world"}\n'
     assert "connection not accepted" in caplog.text
+
+
+IDLERS = """
+import socket, sys
+held = [socket.create_connection(("127.0.0.1", int(sys.argv[1]))) for _ in range(60)]
+held[0].sendall(b"GET / HTTP/1.1\\r\\nX-")
+print("there", flush=True)
+sys.stdin.read()
+"""
+
+
+async def test_idle_connections_leave_when_there_is_no_descriptor_for_another(plain: QuartTrio) -> None:
+    async with serving(plain) as served:
+        client = Client(trio.SocketStream(trio.socket.socket()))
+        served.clients.append(client)
+        command = [sys.executable, "-c", IDLERS, str(served.address[1])]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as idlers:
+            soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 20, hard))
+            try:
+                assert idlers.stdout is not None
+                await trio.to_thread.run_sync(idlers.stdout.readline)
+                await client.stream.socket.connect(served.address)
+                assert (await client.get("/"))[1] == b'{"hello":"world"}\n'
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+                idlers.kill()
 
 
 async def test_no_descriptor_is_left(plain: QuartTrio) -> None:
