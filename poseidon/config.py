@@ -247,7 +247,7 @@ class Config(Settings):
     state: Path
     """The folder for everything that outlives the daemon: the database's."""
     remarks: tuple[str, ...] = ()
-    """Variables of the original that have no effect."""
+    """What is to be told of where they came from."""
 
     @property
     def uses_local(self) -> bool:

@@ -9,11 +9,10 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, model_validator
 
-from poseidon.config_kinds import Section
+from poseidon.config_kinds import HASHED, Section
 
 Role = Literal["admin", "client", "read-only"]
 
-HASHED = "sha256:"
 _DIGEST = re.compile(r"[0-9a-fA-F]{64}")
 
 

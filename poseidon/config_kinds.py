@@ -13,6 +13,9 @@ from pydantic.fields import FieldInfo
 
 KeyPath = tuple[str, ...]
 
+HASHED = "sha256:"
+"""What a secret begins with that is only the hash of one."""
+
 _WORDS: Mapping[Any, str] = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
 
 

@@ -6,8 +6,10 @@ Knows no setting by name: which there are, and of which kind, follows from the p
 import difflib
 import json
 import re
+import stat
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,7 +17,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from poseidon.config_kinds import KeyPath, as_model, explain, is_table, item_of_list, leaves, value_of_table
+from poseidon.config_kinds import HASHED, KeyPath, as_model, explain, is_table, item_of_list, leaves, value_of_table
 from poseidon.errors import ConfigError
 
 PREFIX = "POSEIDON_"
@@ -38,7 +40,7 @@ class Sources:
     """Names of the variables that set something, by the path of what they set."""
     problems: list[str] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
-    """Variables without an effect, and why."""
+    """What is no problem, but should be known: variables without an effect, secrets that all can read."""
 
     def setter(self, path: Sequence[str]) -> KeyPath | None:
         """The part of *path* that a variable has set, itself or with a table round it."""
@@ -85,6 +87,8 @@ def gather(
     *left_out* tells of a variable that sets nothing why that is fine; None: it isn't.
     """
     sources = Sources(tree=read_toml(file) if file else {}, file=file)
+    if file and any(_is_told(sources.get(path)) for path in _secret_paths(model, sources)):
+        _notice_if_open(sources, file)
     _open_secret_files(model, sources, sources.get)
     _take_credentials(model, sources, environ)
     _apply_variables(model, sources, environ, left_out)
@@ -257,9 +261,22 @@ def _read_secret(sources: Sources, path: KeyPath, file: Path) -> str | None:
         sources.complain(path, f"{file}: isn't UTF-8 text")
     else:
         if secret and secret.isprintable():
+            if _is_told(secret):
+                _notice_if_open(sources, file)
             return secret
         sources.complain(path, f"{file}: expected one line with the secret")
     return None
+
+
+def _is_told(secret: Any) -> bool:
+    """Whether *secret* gives something away to who reads it."""
+    return isinstance(secret, str) and bool(secret) and not secret.startswith(HASHED)
+
+
+def _notice_if_open(sources: Sources, file: Path) -> None:
+    with suppress(OSError):
+        if file.stat().st_mode & stat.S_IROTH:
+            sources.remarks.append(f"{file} holds a secret that everybody on this machine can read (chmod o-r)")
 
 
 def _with_tuples(node: Any) -> Any:

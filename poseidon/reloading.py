@@ -14,7 +14,7 @@ import trio
 
 from poseidon.api.auth import Key, Keyring
 from poseidon.api.tls import Tls, make_context
-from poseidon.config import Config, load_config
+from poseidon.config import Config, Settings, load_config
 from poseidon.config_access import digest_of
 from poseidon.errors import ConfigError
 from poseidon.telemetry.logging import setup_logging
@@ -73,7 +73,8 @@ class Reloading:
 
 def _waiting(old: Config, new: Config) -> set[str]:
     """Settings that differ and aren't taken over."""
-    differing = set(_differing(old.model_dump(), new.model_dump(), ""))
+    settings = set(Settings.model_fields)
+    differing = set(_differing(old.model_dump(include=settings), new.model_dump(include=settings), ""))
     return {path for path in differing if not _counts(path)}
 
 

@@ -475,7 +475,8 @@ def test_no_two_tokens_are_the_same(tmp_path: Path) -> None:
 
 
 def test_any_token_is_a_reason_not_to_warn_of_an_open_address(tmp_path: Path) -> None:
-    assert not load(tmp_path, "[server.tokens.x]\ntoken = 'a'", POSEIDON_SERVER_ADDRESS="0.0.0.0").cautions()
+    text = f"[server.tokens.x]\ntoken = '{HASH}'"
+    assert not load(tmp_path, text, POSEIDON_SERVER_ADDRESS="0.0.0.0").cautions()
 
 
 # Proxies, origins, names
@@ -525,3 +526,19 @@ def test_files_of_all_tables_start_from_the_configuration(tmp_path: Path, monkey
     assert config.nomad.template_job_file == str(tmp_path / "job.hcl")
     assert (config.nomad.tls.ca_file, config.nomad.tls.key_file) == (str(tmp_path / "ca.pem"), "/key.pem")
     assert config.server.tls.cert_file == str(tmp_path / "elsewhere" / "c.pem")
+
+
+def test_secrets_that_everybody_can_read_are_pointed_out(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("s3cret")
+    (tmp_path / "hash").write_text(HASH)
+    for mode, told in ((0o644, 1), (0o640, 0), (0o600, 0)):
+        (tmp_path / "token").chmod(mode)
+        (tmp_path / "given.toml").touch(mode=mode)
+        (tmp_path / "given.toml").chmod(mode)
+        for text in ("[server]\ntoken_file = 'token'", "[nomad]\ntoken = 's3cret'"):
+            cautions = load(tmp_path, text).cautions()
+            assert len(cautions) == told, (mode, text)
+            assert "s3cret" not in str(cautions)
+    for harmless in ("", f"[server]\ntoken = '{HASH}'", "[server]\ntoken_file = 'hash'"):
+        (tmp_path / "given.toml").chmod(0o644)
+        assert not load(tmp_path, harmless).cautions()
