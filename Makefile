@@ -44,7 +44,7 @@ bench: $(STAMP) ## Measure; prints each figure beside its bare reference, and wr
 	@$(BIN)/python -m bench
 
 mutants: $(STAMP) ## Plant known faults in the core; each must be caught by a test
-	@$(BIN)/python -m tests.mutants
+	@$(BIN)/python -m tests.mutants $(MUTANTS_ARGS)
 
 nightly: $(STAMP) ## The long property tests, and 200 rounds of chaos in a cluster
 	@POSEIDON_TEST_CHAOS_ROUNDS=200 $(BIN)/python -m pytest tests/core tests/nomad/test_chaos.py tests/api/test_websocket_fuzz.py tests/acceptance/test_quoting.py --hypothesis-profile=nightly $(PYTEST_ARGS)

@@ -14,6 +14,8 @@ class Mutant:
     name: str
     fault: str
     edits: tuple[Edit, ...]
+    unrecorded: str = ""
+    """Why no recording can show it; empty if one must."""
 
 
 def _fleet(name: str, fault: str, *changes: tuple[str, str]) -> Mutant:

@@ -1,6 +1,7 @@
 """Plants faults in a copy of the core, one at a time, and demands that a test notices each.
 
-`python -m tests.mutants [--list] [NAME …]`. The working tree is never touched. Exits with 1 if a fault survives.
+`python -m tests.mutants [--list] [--recordings] [NAME …]`. With `--recordings` only by tests that play what a real
+cluster told, to see which rules they hold. The working tree is never touched. Exits with 1 if a fault survives.
 """
 
 import re
@@ -23,8 +24,10 @@ QUICK_FIRST = (
     "tests/core/test_model.py",
     "tests/core/test_permutations.py",
     "tests/core/test_recordings.py",
+    "tests/core/test_recordings_acts.py",
     "tests/core/test_fleet_machine.py",
 )
+RECORDINGS = ("tests/core/test_recordings.py", "tests/core/test_recordings_acts.py")
 AT_ONCE = 2
 LONGEST = 240
 """Seconds for one fault; a suite that hangs has noticed it."""
@@ -41,41 +44,48 @@ class Verdict:
 
 def main(arguments: Sequence[str]) -> int:
     """Plant those that are named, or all."""
-    names = [argument for argument in arguments if argument != "--list"]
+    options = {argument for argument in arguments if argument.startswith("--")}
+    names = [argument for argument in arguments if argument not in options]
     chosen = [mutant for mutant in MUTANTS if not names or mutant.name in names]
-    unknown = set(names) - {mutant.name for mutant in chosen}
+    unknown = (set(names) - {mutant.name for mutant in chosen}) | (options - {"--list", "--recordings"})
     if unknown:
         print(f"no such fault: {', '.join(sorted(unknown))}", file=sys.stderr)
         return 2
-    if "--list" in arguments:
+    if "--list" in options:
         for mutant in chosen:
             print(f"{mutant.name:32} {mutant.fault}")
         return 0
-    return plant_all(chosen)
+    return plant_all(chosen, RECORDINGS if "--recordings" in options else QUICK_FIRST)
 
 
-def plant_all(chosen: Sequence[Mutant]) -> int:
+def plant_all(chosen: Sequence[Mutant], tests: Sequence[str]) -> int:
     """Report each verdict as it comes; the unchanged core must pass first."""
-    killer, _ = run_tests(None)
+    killer, _ = run_tests(None, tests)
     if killer is not None:
         print(f"the tests fail without any fault planted: {killer}", file=sys.stderr)
         return 2
     survivors = 0
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        for verdict in pool.map(judge, chosen):
-            survivors += verdict.killer is None
-            how = f"killed by {verdict.killer}" if verdict.killer else "SURVIVED"
-            print(f"{verdict.mutant.name:32} {how} ({verdict.seconds:.1f} s)", flush=True)
-    print(f"{len(chosen) - survivors} of {len(chosen)} faults killed")
+        for verdict in pool.map(lambda mutant: judge(mutant, tests), chosen):
+            excused = verdict.mutant.unrecorded if tests is RECORDINGS else ""
+            survivors += verdict.killer is None and not excused
+            print(f"{verdict.mutant.name:32} {told(verdict, excused)} ({verdict.seconds:.1f} s)", flush=True)
+    print(f"{survivors} of {len(chosen)} faults survived")
     return 1 if survivors else 0
 
 
-def judge(mutant: Mutant) -> Verdict:
-    killer, seconds = run_tests(mutant)
+def told(verdict: Verdict, excused: str) -> str:
+    if verdict.killer:
+        return f"killed by {verdict.killer}"
+    return f"shown by no recording: {excused}" if excused else "SURVIVED"
+
+
+def judge(mutant: Mutant, tests: Sequence[str]) -> Verdict:
+    killer, seconds = run_tests(mutant, tests)
     return Verdict(mutant, killer, seconds)
 
 
-def run_tests(mutant: Mutant | None) -> tuple[str | None, float]:
+def run_tests(mutant: Mutant | None, tests: Sequence[str]) -> tuple[str | None, float]:
     """The first test that fails, if any, and how long it took."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="mutant-") as name:
@@ -83,18 +93,8 @@ def run_tests(mutant: Mutant | None) -> tuple[str | None, float]:
         copy(folder)
         if mutant is not None:
             plant(mutant, folder)
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-x",
-            "-q",
-            "-p",
-            "no:randomly",
-            "-p",
-            "no:cacheprovider",
-            *QUICK_FIRST,
-        ]
+        options = ("-x", "-q", "-p", "no:randomly", "-p", "no:cacheprovider")
+        command = [sys.executable, "-m", "pytest", *options, *tests]
         try:
             done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=LONGEST, check=False)
         except subprocess.TimeoutExpired:

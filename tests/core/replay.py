@@ -77,7 +77,8 @@ class Replay:
             case LookUp(job):
                 known = self.fleet.job(job)
                 if known is not None and not known.adopted:
-                    self.hand_in(LookedUp(job, self.truth.listing(job), self.fleet.ask(self.now)))
+                    issued = job in self.lives
+                    self.hand_in(LookedUp(job, self.truth.listing(job), self.fleet.ask(self.now), issued=issued))
 
     def claim_what_is_wanted(self) -> None:
         for runner in list(self.fleet.runners()):
