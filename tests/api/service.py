@@ -175,7 +175,7 @@ async def open_service(
             settings = ApiSettings(
                 Keyring([*single, *keys]),
                 VERSION,
-                "local",
+                executor.name,
                 surroundings or Surroundings(),
                 pace or Pace(0, 1),
                 fill_wait,
@@ -192,7 +192,8 @@ async def open_service(
             ) as http:
                 yield Service(url, http, executor, store, opened, executions, overview, shutdown)
             shutdown.set()
-    executor.clean()
+    if isinstance(executor, PlainExecutor):  # another one is its opener's to clean up
+        executor.clean()
 
 
 async def until(holds: Callable[[], bool], *, within: float = 20.0) -> None:
