@@ -116,7 +116,7 @@ def _line(line: bytes, prefix: str) -> Entry | None:
     """The entry that *line* tells of; None if there is none, or nothing is known of it but its name."""
     facts, opened, names = line.partition(b' "')
     words = facts.split()
-    if not opened or len(words) < 6 or words[0].startswith(b"?"):
+    if not opened or len(words) < 6 or b"?" in words[0]:
         return None
     mode, _, owner, *groups, size, modified = words
     if groups and groups[-1].endswith(b","):  # a device has two numbers instead
@@ -153,7 +153,7 @@ def _entry(facts: Sequence[bytes], name: str, target: bytes) -> Entry:
         _text(group),
         letters[1:],
         _number(modified),
-        _text(target) if letters[0] == "l" else "",
+        _text(target),
     )
 
 

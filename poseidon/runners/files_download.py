@@ -99,8 +99,11 @@ class Download:
         while left:
             if not data:
                 raise FilesFailed(f"the file has become shorter, {left} bytes are missing")
-            yield data[:left]
-            left -= min(left, len(data))
+            piece = data[:left]
+            left -= len(piece)
+            if not left:
+                await self.end()  # before the last byte: with that, the client is done and so is this task
+            yield piece
             data = await self._next() if left else None
 
     async def end(self) -> None:
@@ -109,6 +112,7 @@ class Download:
             if self._ended or await as_value(self._next) is None:
                 return
         await killed(self._process)
+        self._ended = True
 
 
 @asynccontextmanager

@@ -13,6 +13,8 @@ from poseidon.runners import files_download
 from tests.api.service import Service, open_service, until
 
 LARGE = 8 * 1024 * 1024
+HUGE = 32 * 1024 * 1024 + 5
+"""More than the kernel keeps between client and server."""
 CUT = r"incomplete|closed"
 
 
@@ -54,6 +56,7 @@ async def test_a_file_comes_byte_for_byte(service: Service, runner: str, workspa
         "x-content-type-options": "nosniff",
     }
     await until(lambda: idle(service, runner))
+    assert service.executor.kills == 0
 
 
 @pytest.mark.parametrize("size", [0, 1, files_download.AHEAD - 1, files_download.AHEAD, files_download.AHEAD + 65])
@@ -124,35 +127,40 @@ async def test_head_tells_the_length_and_sends_nothing(service: Service, runner:
 
 
 async def test_what_a_file_gains_meanwhile_is_not_sent(service: Service, runner: str, workspace: Path) -> None:
-    (workspace / "log").write_bytes(bytes(LARGE))
+    (workspace / "log").write_bytes(bytes(HUGE))
     url = f"/runners/{runner}/files/raw?path=log"
     async with service.http.stream("GET", url) as answer:
         with (workspace / "log").open("ab") as log:
-            log.write(b"x" * LARGE)
+            log.write(b"x" * HUGE)
         received = await answer.aread()
-    assert received == bytes(LARGE)
+    assert received == bytes(HUGE)
     await until(lambda: idle(service, runner))
+    assert service.executor.kills == 1
 
 
-async def test_a_file_that_shrinks_is_seen_to_be_incomplete(service: Service, runner: str, workspace: Path) -> None:
-    (workspace / "x").write_bytes(bytes(LARGE))
+async def test_a_file_that_shrinks_is_seen_to_be_incomplete(
+    service: Service, runner: str, workspace: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (workspace / "x").write_bytes(bytes(HUGE))
     async with service.http.stream("GET", f"/runners/{runner}/files/raw?path=x") as answer:
-        assert answer.headers["Content-Length"] == str(LARGE)
-        os.truncate(workspace / "x", LARGE // 2)
+        assert answer.headers["Content-Length"] == str(HUGE)
+        os.truncate(workspace / "x", 5)
         with pytest.raises(httpx.RemoteProtocolError, match=CUT):
             await answer.aread()
     await until(lambda: idle(service, runner))
-    assert (await fetched(service, runner, "x")).status_code == 200
+    assert "the file has become shorter" in caplog.text
+    assert "Traceback" not in caplog.text
+    assert (await fetched(service, runner, "x")).text == "\0" * 5
 
 
 async def test_a_client_that_leaves_stops_the_reading(service: Service, runner: str, workspace: Path) -> None:
-    (workspace / "x").write_bytes(bytes(LARGE))
+    (workspace / "x").write_bytes(bytes(HUGE))
     async with service.http.stream("GET", f"/runners/{runner}/files/raw?path=x") as answer:
         assert answer.status_code == 200
         assert not idle(service, runner)
     await until(lambda: idle(service, runner))
     assert service.executor.kills == 1
-    assert len((await fetched(service, runner, "x")).content) == LARGE
+    assert len((await fetched(service, runner, "x")).content) == HUGE
 
 
 async def test_a_file_that_gives_nothing_is_given_up(
@@ -191,7 +199,7 @@ async def test_downloading_is_activity_as_long_as_it_takes(service: Service) -> 
 
 
 async def test_a_runner_that_ends_meanwhile_cuts_the_download(service: Service, runner: str, workspace: Path) -> None:
-    (workspace / "x").write_bytes(bytes(LARGE))
+    (workspace / "x").write_bytes(bytes(HUGE))
     async with service.http.stream("GET", f"/runners/{runner}/files/raw?path=x") as answer:
         assert (await service.http.delete(f"/runners/{runner}")).status_code == 204
         with pytest.raises(httpx.RemoteProtocolError, match=CUT):
