@@ -102,6 +102,8 @@ class ServerSettings(Section):
     drain_timeout: Seconds = 15.0
     stall_timeout: Annotated[float, Field(gt=0)] = 60.0
     execution_expiry: Annotated[float, Field(gt=0)] = 300.0
+    max_time_limit: Count = 0
+    max_executions_per_runner: Count = 32
     alert: AlertSettings = AlertSettings()
     tls: TlsSettings = TlsSettings()
     base_url: WebAddress = ""

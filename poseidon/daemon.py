@@ -40,7 +40,7 @@ from poseidon.executors.local.settings import LocalSettings
 from poseidon.executors.nomad.settings import NomadSettings
 from poseidon.reloading import Reloading, keys_of
 from poseidon.runners.assembly import Shell, open_shell
-from poseidon.runners.executions import Executions, open_executions
+from poseidon.runners.executions import Caps, Executions, open_executions
 from poseidon.runners.files import Files
 from poseidon.runners.overview import Overview
 from poseidon.store.ledger import StoreLedger
@@ -120,7 +120,13 @@ async def run(config: Config, *, stop_runners: bool) -> None:
         supervisor = await stack.enter_async_context(open_supervisor())
         shell = await open_shell(executors, store, supervisor, claim_wait=config.server.claim_wait)
         executions = await stack.enter_async_context(
-            open_executions(shell.claims, store, shell.clock.now, expiry=config.server.execution_expiry)
+            open_executions(
+                shell.claims,
+                store,
+                shell.clock.now,
+                expiry=config.server.execution_expiry,
+                caps=Caps(config.server.max_time_limit, config.server.max_executions_per_runner),
+            )
         )
         overview = Overview(shell, shell.clock.now(), config.server.alert.prewarming_pool_threshold)
         daemon = Daemon(config, shell, executions, overview, sockets, notifier)

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from poseidon.cli.failures import CommandFailed
 
+LARGEST_FILE = 256 * 2**20
+"""Bytes; a body of this size is beyond what daemons take by default."""
 INTERPRETERS = {
     ".py": "python3",
     ".sh": "bash",
@@ -58,11 +60,15 @@ def interpreter(script: Path, content: bytes) -> list[str]:
 
 
 def read(path: Path) -> bytes:
-    """The file's content."""
+    """The file's content. A pipe is as good, but not a device without an end."""
     try:
-        return path.read_bytes()
+        with path.open("rb") as file:
+            content = file.read(LARGEST_FILE + 1)
     except OSError as error:
         raise CommandFailed(f"can't read {str(path)!r}: {error.strerror}") from error
+    if len(content) > LARGEST_FILE:
+        raise CommandFailed(f"{str(path)!r} is larger than {LARGEST_FILE} bytes, the most that can be copied")
+    return content
 
 
 def extras(wanted: Iterable[str]) -> dict[str, bytes]:

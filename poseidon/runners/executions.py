@@ -6,6 +6,7 @@ The lives belong to a nursery of this service, not to the requests that brought 
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, TypeVar
 from uuid import uuid4
@@ -36,11 +37,26 @@ log = structlog.get_logger(__name__)
 
 MOST_WAITING = 10_000
 """Executions that wait for their client; each holds a command of up to 128 KiB and more."""
+MOST_IN_A_RUNNER = 32
 LARGEST_ENVIRONMENT = 1024 * 1024
 """Bytes of all variables of a command together; execve takes about twice that, with the arguments."""
 LAST_WORDS = 2.0
 """Seconds that clients have for the final message at the shutdown."""
 LOOK_FOR_EXPIRED = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Caps:
+    """What no client may exceed; 0: no cap."""
+
+    time_limit: int = 0
+    """Seconds. Longer limits are cut to it, and none at all becomes it."""
+    per_runner: int = MOST_IN_A_RUNNER
+    """Executions that wait or run at once in one runner."""
+
+    def cut(self, time_limit: int) -> int:
+        """The limit that holds where *time_limit* is asked for."""
+        return min(time_limit or self.time_limit, self.time_limit) if self.time_limit else time_limit
 
 
 class Records(Protocol):
@@ -55,13 +71,13 @@ class Records(Protocol):
 
 @asynccontextmanager
 async def open_executions(
-    claims: Claims, records: Records, now: Callable[[], float], *, expiry: float
+    claims: Claims, records: Records, now: Callable[[], float], *, expiry: float, caps: Caps | None = None
 ) -> AsyncIterator["Executions"]:
     """Take up the executions that wait in the store. At the end, those that still run are stopped."""
     await records.write(partial(fail_running_executions, at=now()))
     waiting = await records.write(load_waiting_executions)
     async with trio.open_nursery() as nursery:
-        executions = Executions(claims, records, now, nursery, expiry)
+        executions = Executions(claims, records, now, nursery, expiry, caps or Caps())
         executions.restore(waiting)
         nursery.start_soon(executions.expire)
         try:
@@ -74,8 +90,14 @@ async def open_executions(
 class Executions:
     """Opened by `open_executions`. *expiry*: seconds that an execution waits for its client."""
 
-    def __init__(
-        self, claims: Claims, records: Records, now: Callable[[], float], nursery: trio.Nursery, expiry: float
+    def __init__(  # noqa: PLR0917
+        self,
+        claims: Claims,
+        records: Records,
+        now: Callable[[], float],
+        nursery: trio.Nursery,
+        expiry: float,
+        caps: Caps,
     ) -> None:
         self.draining = False
         self._claims = claims
@@ -83,6 +105,9 @@ class Executions:
         self._now = now
         self._nursery = nursery
         self._expiry = expiry
+        self._caps = caps
+        self._coming: Counter[RunnerId] = Counter()
+        """Executions that are just being recorded."""
         self._waiting: dict[ExecutionId, WaitingExecution] = {}
         self._lives: set[Execution] = set()
         self._halting: Counter[RunnerId] = Counter()
@@ -112,10 +137,26 @@ class Executions:
         check(command)
         if len(self._waiting) >= MOST_WAITING:
             raise Overloaded(f"{MOST_WAITING} executions wait for their WebSockets already")
-        waiting = WaitingExecution(ExecutionId(str(uuid4())), runner, command, time_limit, self._now())
-        await self._records.write(partial(save_waiting_execution, execution=waiting))
-        self._waiting[waiting.id] = waiting
+        limit = self._caps.cut(time_limit)
+        waiting = WaitingExecution(ExecutionId(str(uuid4())), runner, command, limit, self._now())
+        with self._place(runner):
+            await self._records.write(partial(save_waiting_execution, execution=waiting))
+            self._waiting[waiting.id] = waiting
         return waiting.id
+
+    @contextmanager
+    def _place(self, runner: RunnerId) -> Iterator[None]:
+        """Room for one more execution in *runner*. Raises Overloaded."""
+        waiting = sum(each.runner == runner for each in self._waiting.values())
+        present = waiting + sum(each.runner == runner for each in self._lives)
+        if 0 < self._caps.per_runner <= present + self._coming[runner]:
+            raise Overloaded(f"the runner has {self._caps.per_runner} executions already, as many as allowed")
+        self._coming[runner] += 1
+        try:
+            yield
+        finally:
+            self._coming[runner] -= 1
+            self._coming += Counter()  # drops the zero
 
     def find(self, runner: RunnerId, execution: ExecutionId) -> WaitingExecution:
         """The execution that waits in *runner*. Raises RunnerGone, ExecutionNotFound."""

@@ -31,7 +31,7 @@ from poseidon.api.tls import Tls
 from poseidon.core.model import Allocation, EnvironmentId, RunnerId
 from poseidon.executors.base import Ability
 from poseidon.runners.assembly import Shell, open_shell
-from poseidon.runners.executions import Executions, open_executions
+from poseidon.runners.executions import Caps, Executions, open_executions
 from poseidon.runners.facts import Ailment, ExecutorFacts
 from poseidon.runners.files import Files
 from poseidon.store.store import Store, open_store
@@ -167,7 +167,9 @@ async def open_service(
         await opened.run()
         overview = FakeOverview(supervisor)
         async with (
-            open_executions(opened.claims, store, opened.clock.now, expiry=expiry) as executions,
+            open_executions(
+                opened.claims, store, opened.clock.now, expiry=expiry, caps=Caps(per_runner=0)
+            ) as executions,
             trio.open_nursery() as nursery,
         ):
             parts = Parts(opened.environments, opened.claims, executions, Files(opened.claims), overview)

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from poseidon.cli.escape import Escape
-from poseidon.cli.program import INTERPRETERS, from_script, from_words
+from poseidon.cli.failures import CommandFailed
+from poseidon.cli.program import INTERPRETERS, extras, from_script, from_words
 
 
 @pytest.mark.parametrize(("suffix", "interpreter"), [*INTERPRETERS.items(), (".PY", "python3")])
@@ -54,3 +55,11 @@ def test_the_escape_is_known_only_at_the_start_of_a_line(typed: list[str], passe
     escape = Escape()
     assert b"".join(escape.feed(keys.encode()) for keys in typed if not escape.quit) == passed
     assert escape.quit is leaves
+
+
+def test_a_file_without_an_end_isnt_read_for_ever(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("poseidon.cli.program.LARGEST_FILE", 1000)
+    with pytest.raises(CommandFailed, match="'/dev/zero' is larger than 1000 bytes"):
+        extras(["/dev/zero"])
+    (tmp_path / "full").write_bytes(bytes(1000))
+    assert extras([str(tmp_path / "full")]) == {"full": bytes(1000)}

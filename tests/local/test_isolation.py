@@ -2,6 +2,7 @@
 
 import os
 import socket
+import subprocess
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -281,8 +282,8 @@ def make_image(folder: Path) -> Path:
 
 def libraries(program: str) -> set[str]:
     """What the dynamic linker loads for it."""
-    with os.popen(f"ldd {program}") as listing:
-        return {word for line in listing for word in line.split() if word.startswith("/")}
+    listing = subprocess.run(["ldd", program], capture_output=True, text=True, check=True).stdout
+    return {word for word in listing.split() if word.startswith("/")}
 
 
 async def test_an_image_is_the_root_even_without_a_python(world: World, readable: Path) -> None:

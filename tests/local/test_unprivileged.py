@@ -51,7 +51,7 @@ def copy_packages(folder: Path) -> None:
 
 
 @pytest.mark.skipif(not IS_ROOT, reason="the tests run without root already")
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(300)
 def test_everything_holds_without_root(readable: Path) -> None:
     copy_packages(readable)
     own = readable / "own"
@@ -62,7 +62,7 @@ def test_everything_holds_without_root(readable: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=180,
+        timeout=280,
     )
     print(found.stdout[-20_000:], found.stderr[-5_000:])
     assert found.returncode == 0

@@ -10,7 +10,7 @@ import trio
 
 from poseidon.core.command import Command
 from poseidon.core.model import ExecutionId, RunnerId
-from poseidon.errors import ExecutionNotFound, StoreError
+from poseidon.errors import ExecutionNotFound, Overloaded, StoreError
 from poseidon.executors.base import Stream
 from poseidon.runners import executions as module
 from poseidon.runners.execution import Execution
@@ -226,3 +226,40 @@ async def test_a_full_input_buffer_makes_the_client_wait_until_it_is_taken(autoj
     buffer.end()
     await buffer.put(b"after the end")
     assert await buffer.take() is None
+
+
+async def test_a_time_limit_above_the_cap_is_cut_to_it_and_none_becomes_it(bench: Bench) -> None:
+    for asked, capped, uncapped in ((0, 60, 0), (59, 59, 59), (60, 60, 60), (3600, 60, 3600)):
+        assert module.Caps(time_limit=60).cut(asked) == capped
+        assert module.Caps().cut(asked) == uncapped
+    bench.executions._caps = module.Caps(time_limit=60)
+    waiting = await bench.executions.create(bench.runner, Command("true"))
+    assert bench.executions.find(bench.runner, waiting).time_limit == 60
+
+
+async def test_a_runner_has_a_bounded_number_of_executions_and_room_again_when_one_is_over(bench: Bench) -> None:
+    bench.executions._caps = module.Caps(per_runner=3)
+    refused = 0
+
+    async def create() -> None:
+        nonlocal refused
+        try:
+            await bench.executions.create(bench.runner, Command("true"))
+        except Overloaded as error:
+            assert "3 executions already" in error.message
+            refused += 1
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(5):
+            nursery.start_soon(create)
+    assert refused == 2
+    assert bench.executions.waiting == 3
+    puppet = Puppet()
+    puppet.reads.set()
+    await bench.executions.run(bench.runner, next(iter(bench.executions._waiting)), puppet)
+    assert puppet.outcome is not None
+    await until(lambda: not bench.executions.running)
+    await create()
+    assert (refused, bench.executions.waiting) == (2, 3)
+    await create()
+    assert (refused, bench.executions.waiting) == (3, 3)
