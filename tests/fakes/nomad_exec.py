@@ -50,6 +50,10 @@ class Behaviour:
     """Docker, stdin left open: a share of sessions that end without an exit code; 0.024 was recorded."""
     lose_close: float = 0.0
     """A share of sessions that end by TCP alone after the exit code."""
+    begin_late: int = 0
+    """Docker, Nomad 2.0: so many sessions are told to have ended, with code 0, before their command is begun."""
+    mute_after: int = -1
+    """Docker, Nomad 2.0: bytes of output of which the rest is lost, though the exit code comes."""
     refuse: tuple[int, str] | None = None
     """Close code and reason instead of running anything."""
     reset: bool = False
@@ -202,6 +206,11 @@ class _Session:
         if not shutil.which(words[0]):
             return await self._not_found(words[0])
         self._command = self._box.run(words, tty=self._tty)
+        if self._behaviour.begin_late:
+            self._behaviour.begin_late -= 1
+            await self._command.close_stdin()
+            await self._farewell(0)
+            return False
         self._command.sink = self._tell
         return True
 
@@ -226,6 +235,8 @@ class _Session:
         self._told += len(data)
         if 0 <= behaviour.garbage_after < self._told:
             await self._wire.send_text(b"{garbage")
+        if 0 <= behaviour.mute_after < self._told:
+            self._detached = True
         if behaviour.cut and 0 <= behaviour.cut_after < self._told:
             self._detached = True
             await self._wire.cut(behaviour.cut)

@@ -278,6 +278,46 @@ async def test_output_without_its_errors_is_no_success(site: Site) -> None:
         assert await process.kill()
 
 
+@docker
+@with_and_without_tty
+@pytest.mark.parametrize("code", [0, 3, 143])
+async def test_an_exit_code_without_the_end_of_the_output_is_no_success(site: Site, tty: bool, code: int) -> None:
+    """Nomad 2.0 closes Docker's stream as soon as it sees that the command has ended, whatever is still in it."""
+    mute = Behaviour(mute_after=150)
+    site.server.decide = lambda head: mute if wrap.RUN in head.words else Behaviour()
+    command = f"read; printf '%0200d' 7; sleep 0.05; echo lost; exit {code}"
+    async with site.open(Command(command, tty=tty)) as process:
+        await process.send(b"\n")
+        with pytest.raises(ConnectionLost, match="end of the output"):
+            await process.wait()
+
+
+@docker
+async def test_an_exit_code_without_the_end_of_the_errors_is_no_success(site: Site) -> None:
+    site.server.behaviour = Behaviour(mute_after=150)
+    async with site.open(Command("read; printf '%0200d' 7 >&2; sleep 0.05; exit 0", tty=False)) as process:
+        await process.send(b"\n")
+        with pytest.raises(ConnectionLost):
+            await process.wait()
+
+
+@docker
+@with_and_without_tty
+async def test_what_is_told_to_have_ended_before_it_began_is_begun_again(site: Site, tty: bool) -> None:
+    site.server.behaviour = Behaviour(begin_late=2)
+    result = await site.run("echo out; exit 3", tty=tty)
+    assert (result.out.strip(), result.code) == ("out", 3)
+
+
+@docker
+@with_and_without_tty
+async def test_what_never_begins_fails_in_the_end(site: Site, tty: bool) -> None:
+    site.server.behaviour = Behaviour(begin_late=100)
+    with pytest.raises(ExecutorUnreachable, match="didn't begin"):
+        await site.run("touch ran", tty=tty)
+    assert not (site.box.folder / "ran").exists()
+
+
 @both
 async def test_a_dead_peer_is_noticed(site: Site) -> None:
     site.server.behaviour = Behaviour(hush=trio.Event())

@@ -1,7 +1,7 @@
 """Executions in Nomad's allocations: the command's sessions, opened where they can be and left when it is done."""
 
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 import trio
 
@@ -9,11 +9,14 @@ from poseidon.core.command import Command
 from poseidon.core.model import Allocation
 from poseidon.errors import ExecutorUnreachable
 from poseidon.executors.base import Process
-from poseidon.executors.nomad.exec_process import NomadProcess
+from poseidon.executors.nomad.exec_process import NeverBegan, NomadProcess
 from poseidon.executors.nomad.exec_session import Unconnected, tasks
 from poseidon.executors.nomad.exec_target import ExecTarget
 
 __all__ = ["ExecTarget", "open_exec"]
+
+ATTEMPTS = 3
+"""Of beginning, where nothing has begun."""
 
 
 @asynccontextmanager
@@ -37,6 +40,15 @@ async def _started(stack: AsyncExitStack, target: ExecTarget, allocation: Alloca
 
 
 async def _started_at(
+    stack: AsyncExitStack, target: ExecTarget, allocation: Allocation, command: Command, address: str
+) -> NomadProcess:
+    for _ in range(ATTEMPTS - 1):
+        with suppress(NeverBegan):
+            return await _started_once(stack, target, allocation, command, address)
+    return await _started_once(stack, target, allocation, command, address)
+
+
+async def _started_once(
     stack: AsyncExitStack, target: ExecTarget, allocation: Allocation, command: Command, address: str
 ) -> NomadProcess:
     process = NomadProcess(target, allocation, command)

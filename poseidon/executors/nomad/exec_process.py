@@ -34,8 +34,14 @@ A node that is busy is slow to begin them. Those who wait for us meanwhile are t
 """
 STARTED_WITHIN = 10.0
 SIGKILL_CODE = 137
+DEATHS = (129, SIGKILL_CODE)
+"""How the wrapper may end without telling the command's code; of all other signals it takes no notice."""
 END_OF_FILE = b"\x04"
 QUIT = b"\x1c"
+
+
+class NeverBegan(ExecutorUnreachable):
+    """Nothing has run, so it may be tried again. Nomad 2.0 takes what Docker hasn't begun yet for ended, as code 0."""
 
 
 class NomadProcess:
@@ -49,10 +55,14 @@ class NomadProcess:
         self._words = wrap.run_words(command, set_user=target.set_user, mark=target.mark(), fifo=self._fifo)
         target.path(allocation, self._words, tty=command.tty)
         self._size = (command.rows, command.columns)
+        self._streams = {Stream.STDOUT} if command.tty else set(Stream)
+        """Those of the main session."""
         self._address = target.url
         self._main, self._side = Side(), Side()
         self._output = Output()
         self._running: wrap.Running | None = None
+        self._told: Exit | None = None
+        """As the wrapper told it; it counts once both streams are complete."""
         self._exit: Exit | None = None
         self._failure: ExecutorError | None = None
         self._over = trio.Event()
@@ -122,7 +132,9 @@ class NomadProcess:
             raise ExecutorUnreachable("the command didn't begin in time")
 
     @staticmethod
-    def _not_started(side: Side) -> ExecutorError:
+    def _not_started(side: Side, session: Session) -> ExecutorError:
+        if not side.said and not session.code:
+            return NeverBegan("Nomad says that the command has ended, but it didn't begin")
         said = side.said.decode("utf-8", "replace").strip()
         return ExecutorError(f"the allocation can't run commands: {said or 'bash failed'}")
 
@@ -150,7 +162,10 @@ class NomadProcess:
             if held := marks[stream].rest():
                 await self._output.put(stream, held)
         if not self._main.started.is_set():
-            self._lost(self._not_started(self._main))
+            self._lost(self._not_started(self._main, session))
+        elif self._told or session.code not in DEATHS:
+            # Nomad 2.0 takes what it has read from Docker so far for all there is
+            self._lost(ConnectionLost("Nomad told the exit code, but lost the end of the output"))
         self._exited(session.code or 0)
 
     def _parts(self, marks: dict[Stream, Marks], stream: Stream, data: bytes) -> list[bytes | Mark]:
@@ -186,10 +201,12 @@ class NomadProcess:
         if len(mark.numbers) == 3:
             code, left, starved = mark.numbers
             self._alone = not left
-            self._exited(code & 0xFF, out_of_memory=bool(starved))
+            self._told = Exit(code & 0xFF, out_of_memory=bool(starved))
             if not self._tty:
                 self._nursery.start_soon(self._end_input, self._main)  # raw_exec tells of no end before
         self._said_all.add(stream)
+        if self._told and self._said_all == self._streams:
+            self._exited(self._told.code, out_of_memory=self._told.out_of_memory)
         if self._alone:
             self._output.end(*self._said_all)
 
@@ -219,7 +236,7 @@ class NomadProcess:
                     self._side.ready.set()
                     marks = Marks(self._nonce)
         if not self._side.ready.is_set():
-            raise self._not_started(self._side)
+            raise self._not_started(self._side, session)
         if not self._side.started.is_set():
             with trio.move_on_after(BOTH_WITHIN):  # the end of the allocation takes both
                 await self._over.wait()
