@@ -438,6 +438,25 @@ async def test_an_empty_pool_is_an_overload_that_says_when_to_come_back(tmp_path
         assert int(answer.headers["Retry-After"]) > 0
 
 
+async def test_a_claim_that_waits_while_the_service_drains_is_told_when_to_come_back(tmp_path: Path) -> None:
+    async with open_service(tmp_path, claim_wait=60) as service:
+        service.executor.held = True
+        await service.put(1)
+        answers: list[httpx.Response] = []
+
+        async def claim() -> None:
+            answers.append(await service.http.post("/runners", json={"executionEnvironmentId": 1}))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(claim)
+            await until(lambda: service.shell.environments.statistics()[EnvironmentId(1)].waiting == 1)
+            service.shell.claims.drain()
+        await claim()
+        for answer in answers:
+            assert (answer.status_code, answer.json()["errorCode"]) == (500, "NOMAD_OVERLOAD")
+            assert int(answer.headers["Retry-After"]) > 0
+
+
 async def test_a_claim_that_its_client_gives_up_leaves_no_runner_behind(tmp_path: Path) -> None:
     async with open_service(tmp_path, claim_wait=20) as service:
         service.executor.held = True

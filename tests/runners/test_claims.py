@@ -94,6 +94,38 @@ async def test_waiting_clients_are_served_in_their_order(tmp_path: Path) -> None
         assert [served[number] for number in range(5)] == rig.executor.started
 
 
+async def test_who_leaves_the_queue_costs_the_others_nothing(tmp_path: Path) -> None:
+    async with open_rig(tmp_path, ScriptedExecutor(held=True)) as rig:
+        await rig.put(0)
+        served: list[int] = []
+        ran: set[JobId] = set()
+        scopes = {number: trio.CancelScope() for number in range(5)}
+
+        async def wait(number: int) -> None:
+            with scopes[number]:
+                await rig.shell.claims.claim(ONE, timeout=60)
+                served.append(number)
+
+        async with trio.open_nursery() as nursery:
+            for number in range(5):
+                nursery.start_soon(wait, number)
+                await until(partial(_is_waiting, rig, number + 1))
+            for number in (0, 2):
+                scopes[number].cancel()
+            await until(lambda: rig.shell.claims.waiting(ONE) == 3)
+            for count in range(1, 4):
+                await until(lambda: any(job not in ran for job in rig.executor.started))
+                ran_now = next(job for job in rig.executor.started if job not in ran)
+                ran.add(ran_now)
+                rig.executor.run(ran_now)
+                await until(partial(_has, served, count))
+        assert served == [1, 3, 4]
+
+
+def _has(served: list[int], count: int) -> bool:
+    return len(served) == count
+
+
 async def test_pool_size_zero_starts_a_runner_on_demand(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         await rig.put(0)
