@@ -70,7 +70,7 @@ async def started(place: Place, command: Command) -> AsyncIterator[Process]:
         try:
             yield process
         except BaseException:
-            await killed(process)
+            await killed(process)  # noqa: ASYNC102 - it has both
             raise
 
 
@@ -148,7 +148,7 @@ async def heard(place: Place, command: Command, *, most: int) -> tuple[Exit | No
     async with started(place, command) as process:
         ended = await as_value(lambda: _hear(process, said))
         if said.cut or isinstance(ended, ExecutorError):
-            await killed(process)
+            await killed(process)  # noqa: ASYNC102 - it has both
     if isinstance(ended, ExecutorError):
         raise ended
     return ended, said
