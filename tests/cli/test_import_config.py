@@ -1,13 +1,18 @@
 """`poseidon import-config`: every key of the original is translated or reported, and what comes out is usable."""
 
 import stat
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from poseidon.cli.original import translate
 from poseidon.config import Config, load_config
+from poseidon.errors import ConfigError
 from tests.cli.conftest import Result
 
 Poseidon = Callable[..., Result]
@@ -240,3 +245,62 @@ def test_variables_of_the_original_work_as_they_are(here: Path) -> None:
 def test_a_variable_of_ours_wins_over_the_originals(here: Path) -> None:
     environ = {"POSEIDON_LOGGER_LEVEL": "TRACE", "POSEIDON_LOGGING_LEVEL": "error"}
     assert load_config(None, environ).logging.level == "error"
+
+
+WORDS = [
+    "server",
+    "nomad",
+    "tls",
+    "token",
+    "port",
+    "active",
+    "certfile",
+    "logger",
+    "level",
+    "INFO",
+    "true",
+    "7200",
+    "0.5",
+    "2026-99-99",
+    "0x",
+    ".inf",
+    ".nan",
+    "1_000",
+    "-",
+    "{",
+    "}",
+    "[",
+    "]",
+    "&a",
+    "*a",
+    "!!binary",
+    "!x",
+    "|",
+    '"',
+    "'",
+    "~",
+    "<<:",
+    "---",
+    "?",
+    "\x07",
+    "\x7f",
+    "é",
+    "😀",
+]
+PIECES = st.sampled_from([*WORDS, ": ", ", ", " ", "\n", "\n  ", "\n    ", "\x85"])
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.lists(PIECES, max_size=30).map("".join))
+def test_any_text_is_a_configuration_or_refused_in_words(text: str) -> None:
+    try:
+        found = translate(text, Path("/etc"))
+    except ConfigError as error:
+        assert "\n" not in error.message
+        return
+    tree: Any = tomllib.loads(found.as_toml())
+    for path, value in found.settings.items():
+        node = tree
+        for key in path:
+            node = node[key]
+        assert node == value or value != value
