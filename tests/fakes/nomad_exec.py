@@ -280,8 +280,7 @@ class _Session:
         await command.ended.wait()
         with trio.move_on_after(self._behaviour.hold_limit if self._docker else float("inf")):
             if self._tty:
-                with trio.move_on_after(0.01):  # what is held by others isn't awaited
-                    await command.all_drained()
+                await command.run_dry()  # what is held by others isn't awaited
             else:
                 await command.all_drained()
         if not self._docker and not self._tty:

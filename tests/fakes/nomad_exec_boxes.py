@@ -21,6 +21,8 @@ import trio
 FRAME = {"docker": 1024, "raw_exec": 4096}
 ROOT = os.geteuid() == 0
 LABEL = "FAKE_BOX"
+QUIET = 0.5
+"""Seconds."""
 
 
 class Refused(Exception):
@@ -175,6 +177,8 @@ class Command:
         self.sink: Sink | None = None
         self.code = -1
         self.ended = trio.Event()
+        self._pieces = 0
+        self._passing = 0
         self.drained = {"stdout": trio.Event()} if tty else {"stdout": trio.Event(), "stderr": trio.Event()}
         theirs: list[int] = []
         try:
@@ -235,8 +239,11 @@ class Command:
     async def _pump(self, name: str, stream: trio.lowlevel.FdStream) -> None:
         with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
             while data := await stream.receive_some(FRAME[self.box.driver]):
+                self._pieces += 1
+                self._passing += 1
                 if self.sink:
                     await self.sink(name, data)
+                self._passing -= 1
         self.drained[name].set()
 
     def kill(self) -> None:
@@ -258,3 +265,22 @@ class Command:
     async def all_drained(self) -> None:
         for event in self.drained.values():
             await event.wait()
+
+    async def run_dry(self) -> None:
+        """Wait until all has been passed on; if others hold the streams, until nothing has come for a while.
+
+        What a terminal was given may take its time through a busy kernel.
+        """
+        with trio.move_on_after(QUIET) as waiting:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._put_off, waiting)
+                await self.all_drained()
+                nursery.cancel_scope.cancel()
+
+    async def _put_off(self, waiting: trio.CancelScope) -> None:
+        seen = self._pieces
+        while True:
+            await trio.sleep(0.02)
+            if self._passing or seen != self._pieces:
+                seen = self._pieces
+                waiting.deadline = trio.current_time() + QUIET
