@@ -46,8 +46,8 @@ bench: $(STAMP) ## Measure; prints each figure beside its bare reference, and wr
 mutants: $(STAMP) ## Plant known faults in the core; each must be caught by a test
 	@$(BIN)/python -m tests.mutants $(MUTANTS_ARGS)
 
-nightly: $(STAMP) ## The long property tests, and 200 rounds of chaos in a cluster
-	@POSEIDON_TEST_CHAOS_ROUNDS=200 $(BIN)/python -m pytest tests/core tests/nomad/test_chaos.py tests/api/test_websocket_fuzz.py tests/acceptance/test_quoting.py --hypothesis-profile=nightly $(PYTEST_ARGS)
+nightly: $(STAMP) ## The long property tests, thousands of generated requests, and 200 rounds of chaos in a cluster
+	@POSEIDON_TEST_CHAOS_ROUNDS=200 POSEIDON_TEST_FUZZ_EXAMPLES=500 $(BIN)/python -m pytest tests/core tests/nomad/test_chaos.py tests/api/test_fuzzed.py tests/api/test_websocket_fuzz.py tests/acceptance/test_quoting.py --hypothesis-profile=nightly $(PYTEST_ARGS)
 
 lock: ## Resolve the development dependencies anew
 	@$(BIN)/python -m pip install --quiet uv

@@ -84,7 +84,7 @@ def _answer_errors(app: QuartTrio, claims: Claims) -> None:
     async def http_error(error: HTTPException) -> Response:
         status = error.code or SERVER_ERROR
         if isinstance(error, NotFound):
-            return empty(status)
+            return problem(status, "there is no such path")
         headers = {"Allow": ", ".join(sorted(error.valid_methods or ()))} if isinstance(error, MethodNotAllowed) else {}
         if status >= SERVER_ERROR:
             return problem(status, "internal error", "UNKNOWN")

@@ -48,6 +48,8 @@ class Body(BaseModel):
             field = fields[name]
             around = {key: field.pop(key) for key in ("default", "description") if key in field}
             fields[name] = {"anyOf": [field, {"type": "null"}], **around}
+        if "required" not in resolved:
+            resolved["type"] = ["object", "null"]
         return described
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import trio
 from quart import Blueprint, Response
 
-from poseidon.api.answers import empty, json
+from poseidon.api.answers import json, problem
 from poseidon.api.openapi import document, websocket_schema
 
 PACKAGE = "flask-openapi3-swagger"
@@ -79,7 +79,7 @@ def description_routes(version: str) -> Blueprint:
     @routes.get("/docs/<asset>")
     async def one(asset: str) -> Response:
         if asset not in ASSETS:
-            return empty(404)
+            return problem(404, "there is no such path")
         place, kind = ASSETS[asset]
         content = await trio.Path(_folder() / place).read_bytes()
         return Response(content, headers=HEADERS | KEPT, content_type=kind)

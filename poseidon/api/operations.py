@@ -256,7 +256,7 @@ DESCRIPTION = (
         "Parts of the page",
         {
             200: Answer("One.", more={media: {} for media in ("text/javascript", "text/css", "image/svg+xml")}),
-            404: Answer("There is no such part."),
+            404: Answer("There is no such part.", shapes.Problem),
         },
         is_browsable=True,
     ),

@@ -5,14 +5,16 @@ corrected here is told at each place; `tests/api/test_server.py` holds a test fo
 """
 
 from collections.abc import Awaitable, Callable
+from http import HTTPStatus
 from typing import Any, Protocol, cast
 
 import h11
+import msgspec
 import trio
 from hypercorn.config import Config
 from hypercorn.events import Closed, RawData
 from hypercorn.events import Event as ConnectionEvent
-from hypercorn.protocol.events import Body, Data, Event, Request, Response, StreamClosed
+from hypercorn.protocol.events import Body, Data, EndBody, Event, Request, Response, StreamClosed
 from hypercorn.protocol.h11 import STREAM_ID, H11Protocol, H11WSConnection
 from hypercorn.protocol.http_stream import HTTPStream
 from hypercorn.protocol.ws_stream import ASGIWebsocketState, FrameTooLargeError, WebsocketBuffer, WSStream
@@ -31,6 +33,12 @@ from wsproto.frame_protocol import CloseReason
 
 from poseidon.api.inbox import Gate
 
+REFUSALS = {
+    400: "the request is no valid HTTP",
+    431: "the head of the request is too large",
+    501: "this way of sending a body isn't understood",
+    505: "only HTTP/1.0 and HTTP/1.1 are spoken",
+}
 CLOSE_WAIT = 5.0
 """Seconds that a client has to answer the close frame of a WebSocket."""
 TOGETHER = 64 * 1024
@@ -130,13 +138,21 @@ class HttpProtocol(H11Protocol):
         if data:
             await self.send(RawData(data=data))
 
+    async def _send_error_response(self, status_code: int, *, bare: bool = False) -> None:
+        """Refuse what can't be read, with a message (Hypercorn: with nothing). *bare*: HEAD gets none."""
+        headers, body = refusal(status_code)
+        await self._send_h11_event(h11.Response(status_code=status_code, headers=headers))
+        if not bare:
+            await self._send_h11_event(h11.Data(data=body))
+        await self._send_h11_event(h11.EndOfMessage())
+
     async def _check_protocol(self, event: h11.Request) -> None:
         """Neither HTTP/2 nor an upgrade to it is spoken; an offer of h2c is ignored."""
 
     async def _create_stream(self, request: h11.Request) -> None:
         target = _origin_form(request.target)
         if target is None or not request.http_version.startswith(b"1."):
-            await self._send_error_response(400 if target is None else 505)
+            await self._send_error_response(400 if target is None else 505, bare=request.method == b"HEAD")
             await self.send(Closed())
             return
         headers = list(request.headers)
@@ -167,6 +183,14 @@ class HttpProtocol(H11Protocol):
             )
         )
         self.keep_alive_requests += 1
+
+
+def refusal(status: int) -> tuple[list[tuple[bytes, bytes]], bytes]:
+    """Headers and body of an answer that no handler has made."""
+    said = {"message": REFUSALS.get(status, HTTPStatus(status).phrase.lower())}
+    body = msgspec.json.encode(said if status < 500 or status in REFUSALS else {**said, "errorCode": "UNKNOWN"})
+    length = (b"content-length", b"%d" % len(body))
+    return [(b"content-type", b"application/json"), length, (b"connection", b"close")], body
 
 
 def _origin_form(target: bytes) -> bytes | None:
@@ -298,7 +322,10 @@ class WebSocket(WSStream):
         await self.send(StreamClosed(stream_id=self.stream_id))
 
     async def _send_error_response(self, status_code: int) -> None:
-        await super()._send_error_response(status_code)
+        headers, body = refusal(status_code)
+        await self.send(Response(stream_id=self.stream_id, status_code=status_code, headers=headers))
+        await self.send(Body(stream_id=self.stream_id, data=body))
+        await self.send(EndBody(stream_id=self.stream_id))
         await self.send(StreamClosed(stream_id=self.stream_id))
 
 

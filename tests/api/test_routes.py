@@ -193,7 +193,7 @@ async def test_a_wrong_environment_is_400_and_names_the_field(
 async def test_ids_are_digits(service: Service) -> None:
     for path in ("abc", "-1", "1.0", "٣", "1x", ""):
         answer = await service.http.put(f"/execution-environments/{path}", json=ENVIRONMENT)
-        assert (answer.status_code, answer.content) == (404, b""), path
+        assert await message_of(answer, 404) == "there is no such path", path
     path = f"/execution-environments/{'0' * 40}7"
     assert (await service.http.put(path, json=ENVIRONMENT)).status_code == 201
     assert (await service.http.get("/execution-environments/7")).status_code == 200
@@ -516,10 +516,10 @@ async def test_a_body_above_the_limit_is_413(tmp_path: Path) -> None:
 # Routes and methods
 
 
-async def test_unknown_paths_are_404_without_a_body(service: Service) -> None:
+async def test_unknown_paths_are_404_with_a_message(service: Service) -> None:
     for path in ("/nothing", "/runners/", "/runners/x/y", "/health/", "//health", "/../health", "/runners/a%2Fb/files"):
         answer = await service.http.get(service.url + path)
-        assert (answer.status_code, answer.content) == (404, b""), path
+        assert await message_of(answer, 404) == "there is no such path", path
 
 
 async def test_wrong_methods_are_405_with_a_message(service: Service) -> None:

@@ -1,5 +1,6 @@
 """The server against real clients that stall, vanish, flood and talk nonsense."""
 
+import json
 import logging
 import os
 import resource
@@ -368,7 +369,8 @@ async def test_nonsense_is_refused_quietly(
         await client.send(words)
         head = await client.head()
         assert head.startswith(f"HTTP/1.1 {status}"), head
-        await client.rest()
+        said = json.loads(await client.rest())
+        assert list(said) == ["message"] and said["message"]
     assert [record for record in caplog.records if record.levelno > logging.DEBUG] == []
     assert capfd.readouterr().err == ""
 
