@@ -34,6 +34,12 @@ def _pool(name: str, fault: str, *changes: tuple[str, str]) -> Mutant:
     return Mutant(name, fault, tuple(("pool.py", old, new) for old, new in changes))
 
 
+def _strange(name: str, fault: str, *changes: tuple[str, str]) -> Mutant:
+    files = ["rules.py" if "stopped" in old else "roster.py" for old, _ in changes]
+    edits = tuple((file, old, new) for file, (old, new) in zip(files, changes, strict=True))
+    return Mutant(name, fault, edits, unrecorded="each recording is of one cluster")
+
+
 MUTANTS = (
     # Those that the design names
     _fleet(
@@ -319,4 +325,21 @@ MUTANTS = (
         ("*reversed(pool.starting), *reversed(pool.idle)", "*pool.starting, *pool.idle"),
     ),
     _pool("back-off-overflows", "a day of failures overflows", ("min(self.failures, 10)", "self.failures")),
+    # Recognition
+    _strange(
+        "forgotten-and-expected",
+        "a job whose end was told must be there",
+        ("return job.version > job.gone_version and not stopped", "return job.version > 0 and not stopped"),
+    ),
+    _strange(
+        "stopped-and-expected",
+        "an unanswered stop proves an end",
+        ("stopped = job.stop is not None and job.stop.answered is not None", "stopped = job.stop is not None"),
+    ),
+    _strange(
+        "only-jobs-recognised",
+        "an allocation of ours isn't recognised",
+        ("or any(self._knows(allocation) for", "or any(False for"),
+    ),
+    _strange("anything-recognised", "another cluster is believed", ("or not self.expected()", "or True")),
 )

@@ -22,6 +22,7 @@ QUICK_FIRST = (
     "tests/core/test_fleet.py",
     "tests/core/test_pool.py",
     "tests/core/test_model.py",
+    "tests/core/test_recognition.py",
     "tests/core/test_permutations.py",
     "tests/core/test_recordings.py",
     "tests/core/test_recordings_acts.py",
