@@ -44,14 +44,14 @@ def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def says_pid(command: str) -> str:
-    return f"echo $$ > pid; echo up; {command}"
+    return f"echo $$ > pid.new; mv pid.new pid; echo up; {command}"  # so that it is never seen empty
 
 
 def alive(service: Service, runner_folder: Path) -> bool:
     pid = int((runner_folder / "pid").read_text())
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return False
 
 
