@@ -14,8 +14,6 @@ class Mutant:
     name: str
     fault: str
     edits: tuple[Edit, ...]
-    unrecorded: str = ""
-    """Why no recording can show it; empty if one must."""
 
 
 def _fleet(name: str, fault: str, *changes: tuple[str, str]) -> Mutant:
@@ -343,3 +341,25 @@ MUTANTS = (
     ),
     _strange("anything-recognised", "another cluster is believed", ("or not self.expected()", "or True")),
 )
+
+MARKS = "marks are our own; a cluster tells of none but those that we wrote"
+UNRECORDED = {
+    "back-unnoticed-when-empty": "nothing of an empty fleet is in a recording",
+    "removal-resets": "no stranger's purge lies above all lists of a recording",
+    "mark-under-way-lost-going-back": MARKS,
+    "mark-lost-going-back": MARKS,
+    "unanswered-mark-stays": MARKS,
+    "marks-repeat": MARKS,
+    "vanished-next-awaited": "no recorded cluster has forgotten what it had announced",
+    "untold-forgets": "only lists leave something out; tests/nomad/test_recordings.py makes them",
+    "follow-up-ignored": "in each recording the job is pending, too",
+    "oldest-is-current": "no recorded cluster has ever meant two allocations of one slot to run",
+    "guess-wins": "a doubt follows only if the job's second event is lost too",
+    "ended-leaves-allocations": "only a store remembers them",
+    "stopped-starts": "the repetition of starts is the shell's",
+    "used-count": "pools aren't told by executors",
+    "starting-not-counted": "pools aren't told by executors",
+    "oldest-surplus": "pools aren't told by executors",
+    "back-off-overflows": "pools aren't told by executors",
+}
+"""Faults that no recording can show, and why; the other tests of the core catch them."""

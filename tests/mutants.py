@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.mutant_list import MUTANTS, Mutant
+from tests.mutant_list import MUTANTS, UNRECORDED, Mutant
 
 ROOT = Path(__file__).parent.parent
 QUICK_FIRST = (
@@ -68,7 +68,7 @@ def plant_all(chosen: Sequence[Mutant], tests: Sequence[str]) -> int:
     survivors = 0
     with ThreadPoolExecutor(AT_ONCE) as pool:
         for verdict in pool.map(lambda mutant: judge(mutant, tests), chosen):
-            excused = verdict.mutant.unrecorded if tests is RECORDINGS else ""
+            excused = UNRECORDED.get(verdict.mutant.name, "") if tests is RECORDINGS else ""
             survivors += verdict.killer is None and not excused
             print(f"{verdict.mutant.name:32} {told(verdict, excused)} ({verdict.seconds:.1f} s)", flush=True)
     print(f"{survivors} of {len(chosen)} faults survived")

@@ -218,6 +218,7 @@ def test_an_allocation_that_a_newer_listing_lacks_is_gone(name: str) -> None:
 def test_news_from_before_a_listing_tell_nothing_of_what_it_lacks(name: str) -> None:
     """All that is over has been forgotten by the cluster, and is told once more."""
     replay = replay_of(name, "unclaimed")
+    replay.play(line for line in lines_of(name) if line.steps and isinstance(line.steps[0], ACTS))
     full = replay.truth.listing()
     over = {allocation.id for allocation in full.allocations if allocation.client in OVER}
     left = replace(full, allocations=tuple(each for each in full.allocations if each.id not in over))
@@ -246,6 +247,23 @@ def test_a_cluster_that_went_back_is_believed_at_the_second_listing(name: str) -
             replay.list_everything(back)
             alone.list_everything(back)
         assert living(replay.fleet) == living(alone.fleet), place
+
+
+@recordings
+def test_stops_are_asked_for_again_of_a_cluster_that_went_back(name: str) -> None:
+    replay = replay_of(name, "unclaimed")
+    replay.play(lines_of(name))
+    there = replay.truth.listing()
+    stopped = {runner.job for runner in replay.fleet.runners()}
+    for job in stopped:
+        replay.hand_in(Stop(job, Reason.RELEASED))
+        replay.hand_in(Stopped(job, there.jobs_index + 1))
+    back = replace(there, jobs_index=there.jobs_index - 1, allocations_index=there.allocations_index - 1)
+    now = replay.fleet.ask(replay.now)
+    ahead = replace(now, jobs_version=there.jobs_index + 1)
+    replay.hand_in(Listed(back, ahead))
+    again = replay.hand_in(Listed(back, ahead))
+    assert {decision.job for decision in again if isinstance(decision, StopJob)} == stopped
 
 
 def living(fleet: Fleet) -> set[tuple[str, str]]:
@@ -313,6 +331,25 @@ def test_what_never_runs_is_without_life_since_it_was_first_seen(name: str) -> N
         for job, _, _ in replay.fleet.jobs(ENVIRONMENT):
             if job.id in since or job.lifeless_since is not None:  # else it was running when it was adopted
                 assert job.lifeless_since == since.setdefault(job.id, job.lifeless_since or 0.0), line
+
+
+@recordings
+@claims
+def test_a_job_that_is_told_to_be_pending_isnt_doubted(name: str, claim: str) -> None:
+    replay = replay_of(name, claim)
+    replay.truth = truth_of([])
+    for line in lines_of(name):
+        replay.truth.take(line)
+        replay.play([line])
+        doubted = {job.id for job, state, _ in replay.fleet.jobs(ENVIRONMENT) if state is JobState.DOUBTFUL}
+        assert not doubted & pending(replay.truth), line
+
+
+def pending(truth: Truth) -> set[JobId]:
+    gone = truth.gone
+    return {
+        job for job, seen in truth.jobs.items() if seen.status is JobStatus.PENDING and seen.version > gone.get(job, 0)
+    }
 
 
 # Rule 7: intent before action
