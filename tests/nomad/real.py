@@ -4,7 +4,8 @@ Of a cluster of our own, or with `NOMAD_NAMESPACE` of an empty namespace: whatev
 `NOMAD_TOKEN` is used if it is set. Runners are processes of the node by the driver raw_exec, or with
 `POSEIDON_TEST_IMAGE` Docker containers of that image, which the nodes must have already, as nothing is pulled.
 `POSEIDON_TEST_DRAIN=1` allows to drain nodes, for a moment; `POSEIDON_TEST_NETWORK=1` says that they have bridges for
-containers, whose ports are reachable from here.
+containers, whose ports are reachable from here; `POSEIDON_TEST_RESTART` is a shell command that kills an agent and
+starts it again (with the driver raw_exec and version 1 of cgroups that may leave frozen processes behind).
 """
 
 import os
@@ -162,9 +163,9 @@ def settings(folder: Path) -> dict[str, str]:
 
 
 @asynccontextmanager
-async def scene(folder: Path, **changes: object) -> AsyncIterator[Site]:
+async def scene(folder: Path, *, patience: float = PATIENCE, **changes: object) -> AsyncIterator[Site]:
     """With an environment whose pool is full."""
-    with trio.fail_after(PATIENCE):
+    with trio.fail_after(patience):
         async with open_site(folder) as site:
             limits = {"prewarmingPoolSize": SIZE, "cpuLimit": 20, "memoryLimit": 64 if IMAGE else 0}
             assert await site.client.put(ENVIRONMENT, image=IMAGE or "unused", **limits | changes) == 201
