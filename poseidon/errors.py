@@ -22,6 +22,7 @@ PoseidonError                      500 UNKNOWN
 └── ExecutorError                  500 NOMAD_INTERNAL_SERVER_ERROR
     ├── ExecutorUnreachable        500 NOMAD_UNREACHABLE   retry later; unknown whether it was done
     ├── PlacementFailed            500 NOMAD_OVERLOAD      no room for this job now
+    │   └── BudgetExhausted        runners have all that they may; another pool could spare one
     ├── AllocationGone             the allocation that a command was meant for doesn't run
     └── ConnectionLost             an execution's connection ended without an exit code
 
@@ -152,6 +153,10 @@ class PlacementFailed(ExecutorError):
     """The executor has no room for this job; the message says what is exhausted."""
 
     code = "NOMAD_OVERLOAD"
+
+
+class BudgetExhausted(PlacementFailed):
+    """The executor's runners have all that they may: one runner less, and this one would fit."""
 
 
 class AllocationGone(ExecutorError):

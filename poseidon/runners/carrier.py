@@ -25,7 +25,7 @@ from poseidon.core.events import (
     StopJob,
     Stopped,
 )
-from poseidon.core.model import Environment, EnvironmentId, JobId, Reason
+from poseidon.core.model import Environment, EnvironmentId, JobId, Reason, environment_of
 from poseidon.errors import ExecutorError, ExecutorUnreachable, PlacementFailed, PoseidonError, StoreError, Unsupported
 from poseidon.executors.base import KeepsRecords
 from poseidon.runners.delays import Delays
@@ -71,7 +71,9 @@ class Carrier:
         self._limiter = trio.CapacityLimiter(concurrency)
         self._requests: dict[JobId, trio.Lock] = {}
         self._looking: set[JobId] = set()
-        self._starting: set[JobId] = set()
+        self._starting: dict[JobId, EnvironmentId] = {}
+        self._hungry: set[EnvironmentId] = set()
+        """Those that want to begin more starts than they may, as of their last look."""
 
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
         """The service: take up what is under way, then carry out each decision as it comes."""
@@ -92,10 +94,18 @@ class Carrier:
             finally:
                 self._nursery = None
 
-    @property
-    def free(self) -> int:
-        """How many more starts may be begun now."""
-        return max(0, self._concurrency - len(self._starting)) if self._nursery is not None else 0
+    def hungers(self, environment: EnvironmentId, hungry: bool) -> None:
+        """Whether *environment* wants to begin more starts than it may."""
+        (self._hungry.add if hungry else self._hungry.discard)(environment)
+
+    def room(self, environment: EnvironmentId) -> int:
+        """How many starts *environment* may begin now: a fair part of what there is, if others hunger for some too."""
+        if self._nursery is None:
+            return 0
+        free = self._concurrency - len(self._starting)
+        others = len(self._hungry - {environment})
+        part = -(-self._concurrency // (others + 1)) - sum(each == environment for each in self._starting.values())
+        return max(0, min(free, part) if others else free)
 
     def begin_start(self, job: JobId, environment: Environment) -> None:
         """Record that a new job is wanted, and ask for it as soon as that is durable."""
@@ -105,7 +115,7 @@ class Carrier:
 
     def _spawn_start(self, job: JobId, ticket: Ticket | None) -> None:
         if self._nursery is not None:
-            self._starting.add(job)
+            self._starting[job] = environment_of(job) or EnvironmentId(0)
             self._nursery.start_soon(self._start, job, ticket)
 
     def _carry(self, decision: Decision, ticket: Ticket) -> None:
@@ -132,10 +142,11 @@ class Carrier:
                 async with lock, self._limiter:
                     await self._ask_start(job)
         finally:
-            self._starting.discard(job)
-            if (known := self._fleet.job(job)) is not None:
+            self._starting.pop(job, None)
+            known = self._fleet.job(job)
+            for environment in {*self._hungry, *([] if known is None else [known.environment])}:
                 for wake in self._dispatcher.on_pool:
-                    wake(known.environment)
+                    wake(environment)
 
     async def _ask_start(self, job: JobId) -> None:
         def wanted() -> bool:

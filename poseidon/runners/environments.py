@@ -13,7 +13,7 @@ from sqlalchemy import Connection
 from poseidon.core.events import Stop
 from poseidon.core.model import Environment, EnvironmentId, Job, Reason, Runner
 from poseidon.core.pool import survey
-from poseidon.errors import BadRequest, EnvironmentNotFound, ExecutorUnreachable, PoseidonError
+from poseidon.errors import BadRequest, BudgetExhausted, EnvironmentNotFound, ExecutorUnreachable, PoseidonError
 from poseidon.executors.base import KeepsTemplates
 from poseidon.runners.carrier import Carrier
 from poseidon.runners.dispatcher import Dispatcher
@@ -266,8 +266,32 @@ class Environments:
     def start_failed(self, environment: EnvironmentId, error: PoseidonError) -> None:
         """A start of this environment found no room."""
         refresher = self._refreshers.get(environment)
-        if refresher is not None:
-            refresher.start_failed(error)
+        if refresher is not None and refresher.start_failed(error) and isinstance(error, BudgetExhausted):
+            self._make_room(environment, refresher)
+
+    def _make_room(self, environment: EnvironmentId, refresher: Refresher) -> None:
+        """No pool may keep others from having any runner: the one with most idle ones gives one up.
+
+        Its last one only for a client who waits.
+        """
+        known = self._known.get(environment)
+        clients = self._waiting(environment)
+        if known is None or self._at_hand(known) >= max(1, clients):
+            return
+        others = [each for each in self.list() if each.executor == known.executor and each.id != environment]
+        richest = max(others, key=self._idle, default=None)
+        if richest is None or self._idle(richest) < (1 if clients else 2):
+            return
+        if self._refreshers[richest.id].give_way():
+            refresher.retry_soon()
+
+    def _idle(self, environment: Environment) -> int:
+        pool = self._count(environment)
+        return pool.idle - pool.waiting
+
+    def _at_hand(self, environment: Environment) -> int:
+        pool = self._count(environment)
+        return pool.idle + pool.starting
 
     def _take_in(self, environment: Environment) -> None:
         known = self._known.get(environment.id)

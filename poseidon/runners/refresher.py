@@ -3,6 +3,7 @@
 import random
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
 
 import structlog
 import trio
@@ -22,6 +23,10 @@ REST = 0.01
 """Seconds between two looks while nobody waits: a burst of claims is one change, not hundreds."""
 SOON = 1.0
 """Seconds until the next look if starts had to be put off."""
+GIVE_WAY = 5.0
+"""Seconds in which a pool that gave up a runner starts none, so that others get its room."""
+ROOM_IS_MADE = 0.5
+"""Seconds until a start is tried again for which another pool gives up a runner."""
 TOO_SHORT = 30.0
 """Seconds of idle life below which an unclaimed end counts as a failed start."""
 OUR_DOING = frozenset({Reason.SURPLUS, Reason.REPLACED, Reason.REMOVED, Reason.RELEASED, Reason.SHUTDOWN})
@@ -48,6 +53,7 @@ class Refresher:
         self._waiting = waiting
         self._woken = trio.Event()
         self._crowded = False
+        self._gives_way_until = 0.0
         self.back_off = BackOff()
         self.trouble = ""
         """Why starts fail at present."""
@@ -56,10 +62,27 @@ class Refresher:
         """Something has changed: look again."""
         self._woken.set()
 
-    def start_failed(self, error: PoseidonError) -> None:
-        """A start found no room, or nothing became of it."""
-        self._fail(error.message)
+    def start_failed(self, error: PoseidonError) -> bool:
+        """A start found no room, or nothing became of it. False: it is one of several that failed at once."""
         self._crowded = True
+        return self._fail(error.message)
+
+    def give_way(self) -> bool:
+        """Stop one idle runner, the youngest, for those who have none, and start none for a while. False: none is."""
+        environment = self._find(self._environment)
+        pool = None if environment is None else survey(environment, self._dispatcher.fleet.jobs(self._environment))
+        idle = () if pool is None else (*pool.idle, *pool.old_idle)
+        if not idle:
+            return False
+        log.info("idle runner stopped to make room for another environment", job_id=idle[-1])
+        self._gives_way_until = self._dispatcher.clock.now() + GIVE_WAY
+        self._dispatcher.handle(Stop(idle[-1], Reason.SURPLUS))
+        return True
+
+    def retry_soon(self) -> None:
+        """Room is being made."""
+        self.back_off = replace(self.back_off, until=self._dispatcher.clock.now() + ROOM_IS_MADE)
+        self.wake()
 
     def stillborn(self, trouble: str) -> None:
         """A job has ended before it became a runner; *trouble* is what the executor tells of it: its image, perhaps."""
@@ -85,12 +108,13 @@ class Refresher:
         while (environment := self._find(self._environment)) is not None:
             self._woken = trio.Event()
             starved = self._refresh(environment)
-            backing_off = self.back_off.until - self._dispatcher.clock.now()
+            backing_off = self._pauses_until - self._dispatcher.clock.now()
             wait = SOON if starved else INTERVAL * random.uniform(0.8, 1.2)  # noqa: S311
             with trio.move_on_after(backing_off if backing_off > 0 else wait):
                 await self._woken.wait()
                 if not self._waiting(self._environment):
                     await trio.sleep(REST)
+        self._carrier.hungers(self._environment, False)
 
     def _refresh(self, environment: Environment) -> bool:
         """Start and stop what is due; tells whether more starts are due than may be begun now."""
@@ -101,16 +125,25 @@ class Refresher:
         now = self._dispatcher.clock.now()
         if self.trouble and self.back_off.until + TOO_SHORT < now and not wanted.start:
             self._succeed()
-        if now < self.back_off.until:
+        if now < self._pauses_until:
+            self._carrier.hungers(environment.id, False)
             return False
-        room = min(1, self._carrier.free) if self.back_off.failures else self._carrier.free
+        free = self._carrier.room(environment.id)
+        room = min(1, free) if self.back_off.failures else free
         for _ in range(min(wanted.start, room)):
             self._carrier.begin_start(JobId(f"{environment.id}-{uuid.uuid4()}"), environment)
+        self._carrier.hungers(environment.id, wanted.start > room)
         return wanted.start > room
 
-    def _fail(self, message: str) -> None:
+    @property
+    def _pauses_until(self) -> float:
+        """When starts may begin again."""
+        return max(self.back_off.until, self._gives_way_until)
+
+    def _fail(self, message: str) -> bool:
         now = self._dispatcher.clock.now()
-        if now >= self.back_off.until:  # several that fail at once count once
+        counts = now >= self.back_off.until  # several that fail at once count once
+        if counts:
             self.back_off = self.back_off.failed(now, random.random())  # noqa: S311
             log.warning(
                 "pool backs off",
@@ -120,6 +153,7 @@ class Refresher:
             )
         self.trouble = message
         self.wake()
+        return counts
 
     def _succeed(self) -> None:
         self.back_off = self.back_off.succeeded()

@@ -258,6 +258,9 @@ async def test_what_an_environment_cant_have_is_refused_with_the_reason(world: W
         await check_refused(executor, "memoryLimit 4 is too small: .* at least 16 MB", memory_limit=4)
         await check_refused(executor, "'some-image' isn't one of", memory_limit=64)
         await check_refused(executor, "which is no folder", image="broken")
+    async with world.executor(memory_budget_mb=400, overhead_mb=20) as executor:
+        await check_refused(executor, "memoryLimit 381 is too large: all runners together have 400", memory_limit=381)
+        executor.check(replace(ENVIRONMENT, memory_limit=380))
     async with world.executor(workspace_mb=60, tmp_mb=20) as executor:
         await check_refused(executor, "memoryLimit 150 is too small: .* at least 183 MB", memory_limit=150)
         executor.check(replace(ENVIRONMENT, memory_limit=183))

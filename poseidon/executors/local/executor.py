@@ -13,7 +13,7 @@ import trio
 
 from poseidon.core.command import Command
 from poseidon.core.model import Allocation, Environment, JobId, Listing
-from poseidon.errors import AllocationGone, ConfigError, PlacementFailed, Unsupported
+from poseidon.errors import AllocationGone, BudgetExhausted, ConfigError, Unsupported
 from poseidon.executors.base import Ability, Batch, LookedUp, Process, Usage
 from poseidon.executors.local import launch, ports, root, seccomp
 from poseidon.executors.local.binary import open_binary
@@ -60,6 +60,7 @@ class LocalExecutor:
         memory, least = settings.memory_of(environment.memory_limit), settings.least_memory()
         if memory < least:
             raise Unsupported(f"memoryLimit {memory} is too small: the local executor needs at least {least} MB")
+        self._site.room.check_size(memory)
         image = settings.images.get(environment.image)
         if image is None and settings.require_image:
             raise Unsupported(f"image {environment.image!r} isn't one of [local] images, and require_image is set")
@@ -79,7 +80,7 @@ class LocalExecutor:
         site.room.check(memory)
         slot = site.users.take() if site.users else -1
         if site.users and slot < 0:
-            raise PlacementFailed("uids exhausted: all of [local] uid_count are in use")
+            raise BudgetExhausted("uids exhausted: all of [local] uid_count are in use")
         site.room.take(memory)
         record = site.book.enter(new_record(job, environment, slot, memory, self._folder))
         await self._record(record)

@@ -1,6 +1,6 @@
 """How much of this machine its runners have been promised."""
 
-from poseidon.errors import PlacementFailed
+from poseidon.errors import BudgetExhausted, Unsupported
 from poseidon.executors.local.settings import LocalSettings
 
 
@@ -14,14 +14,22 @@ class Room:
         self._promised = 0
         self._count = 0
 
+    def check_size(self, memory_mb: int) -> None:
+        """Raise Unsupported if a runner of this size couldn't even be the only one."""
+        if memory_mb + self._overhead > self._memory:
+            raise Unsupported(
+                f"memoryLimit {memory_mb} is too large: all runners together have {self._memory} MB, "
+                f"{self._overhead} MB of them for the helper of each"
+            )
+
     def check(self, memory_mb: int) -> None:
-        """Raise PlacementFailed if a runner of this size doesn't fit in."""
+        """Raise BudgetExhausted if a runner of this size doesn't fit in."""
         needed = memory_mb + self._overhead
         if self._promised + needed > self._memory:
             free = max(0, self._memory - self._promised)
-            raise PlacementFailed(f"memory exhausted: {needed} MB needed, {free} of {self._memory} MB free")
+            raise BudgetExhausted(f"memory exhausted: {needed} MB needed, {free} of {self._memory} MB free")
         if self._count >= self._runners:
-            raise PlacementFailed(f"runners exhausted: {self._runners} are running, as many as allowed")
+            raise BudgetExhausted(f"runners exhausted: {self._runners} are running, as many as allowed")
 
     def take(self, memory_mb: int) -> None:
         """Promise; those found again are taken in even if the budget has become smaller."""
