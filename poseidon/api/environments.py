@@ -7,24 +7,12 @@ from poseidon.api.answers import empty, json
 from poseidon.api.auth import demand_admin
 from poseidon.api.bodies import parse, raw_body
 from poseidon.api.parts import Environments
-from poseidon.api.queries import Flag, Query, query
-from poseidon.api.schemas import EnvironmentBody, environment_answer
+from poseidon.api.queries import query
+from poseidon.api.schemas import EnvironmentBody, FetchQuery, WaitQuery, environment_answer
 from poseidon.core.model import EnvironmentId
 from poseidon.errors import BadRequest, Overloaded
 
 LARGEST = 2**63 - 1
-
-
-class Reading(Query):
-    """GET."""
-
-    fetch: Flag = False
-
-
-class Putting(Query):
-    """PUT /execution-environments/{id}."""
-
-    wait: Flag = False
 
 
 def environments_routes(environments: Environments, executor: str, fill_wait: float) -> Blueprint:
@@ -32,7 +20,7 @@ def environments_routes(environments: Environments, executor: str, fill_wait: fl
     routes = Blueprint("environments", __name__, url_prefix="/api/v1/execution-environments")
 
     async def fetch_if_asked() -> None:
-        if query(Reading).fetch:
+        if query(FetchQuery).fetch:
             demand_admin("fetch")
             await environments.fetch()
 
@@ -52,7 +40,7 @@ def environments_routes(environments: Environments, executor: str, fill_wait: fl
 
     @routes.put("/<digits:identity>")
     async def put(identity: str) -> Response:
-        body, wanted = parse(await raw_body(), EnvironmentBody), query(Putting)
+        body, wanted = parse(await raw_body(), EnvironmentBody), query(WaitQuery)
         environment = body.environment(_number(identity), executor)
         created = await environments.put(environment)
         if wanted.wait:

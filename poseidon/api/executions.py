@@ -13,7 +13,8 @@ from poseidon.api.answers import json, problem
 from poseidon.api.bodies import parse, raw_body
 from poseidon.api.messages import GOING_AWAY, NORMAL, START, TERMINAL, Decoder, final_message, understand
 from poseidon.api.parts import Claims, Executions
-from poseidon.api.schemas import ExecuteBody
+from poseidon.api.queries import query
+from poseidon.api.schemas import ExecuteBody, ExecutionQuery
 from poseidon.api.surroundings import Surroundings
 from poseidon.core.model import ExecutionId, RunnerId
 from poseidon.executors.base import Stream
@@ -38,7 +39,7 @@ def executions_routes(claims: Claims, executions: Executions, surroundings: Surr
 
     @routes.get("/websocket")
     async def no_websocket(runner: str) -> Response:
-        executions.find(RunnerId(runner), ExecutionId(request.args.get("executionID", "")))
+        executions.find(RunnerId(runner), ExecutionId(query(ExecutionQuery).execution))
         return problem(400, "a WebSocket handshake is expected", headers={"Sec-WebSocket-Version": "13"})
 
     @routes.websocket("/websocket")

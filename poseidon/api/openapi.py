@@ -11,7 +11,8 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
 from poseidon.api import frames, shapes
 from poseidon.api.bodies import Body
-from poseidon.api.operations import HEADERS, JSON, OPERATIONS, Answer, Operation, Parameter
+from poseidon.api.operations import HEADERS, JSON, OPERATIONS, Answer, Operation
+from poseidon.api.queries import Query
 
 PREFIX = "/api/v1"
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -154,7 +155,7 @@ def _operation(operation: Operation, schemas: _Schemas) -> dict[str, Any]:
         described["security"] = []
     if operation.is_browsable:
         described["security"] = [{SCHEME: []}, {BASIC: []}]
-    if parameters := [*_path_parameters(operation.path), *(_parameter(each) for each in operation.query)]:
+    if parameters := [*_path_parameters(operation.path), *_query_parameters(operation.query)]:
         described["parameters"] = parameters
     if operation.body is not None:
         described["requestBody"] = {"required": True, "content": {JSON: {"schema": schemas.of_body(operation.body)}}}
@@ -197,11 +198,19 @@ def _path_parameters(path: str) -> list[dict[str, Any]]:
     ]
 
 
-def _parameter(parameter: Parameter) -> dict[str, Any]:
-    return {
-        "name": parameter.name,
-        "in": "query",
-        "required": parameter.required,
-        "description": parameter.text,
-        "schema": dict(parameter.schema),
-    }
+def _query_parameters(model: type[Query] | None) -> list[dict[str, Any]]:
+    """Those of *model*, none of which is nested."""
+    if model is None:
+        return []
+    described = model.model_json_schema(schema_generator=_Generator)
+    needed = described.get("required", ())
+    return [
+        {
+            "name": name,
+            "in": "query",
+            "required": name in needed,
+            "description": schema.pop("description"),
+            "schema": schema,
+        }
+        for name, schema in described["properties"].items()
+    ]

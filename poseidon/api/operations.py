@@ -10,7 +10,19 @@ from typing import Any
 from poseidon.api import shapes
 from poseidon.api.bodies import Body
 from poseidon.api.frames import TERMINAL
-from poseidon.api.schemas import ClaimBody, EnvironmentBody, ExecuteBody, FilesBody, RunBody
+from poseidon.api.queries import Query
+from poseidon.api.schemas import (
+    AnyQuery,
+    ClaimBody,
+    EnvironmentBody,
+    ExecuteBody,
+    ExecutionQuery,
+    FetchQuery,
+    FilesBody,
+    RunBody,
+    WaitQuery,
+)
+from poseidon.api.schemas_files import ListingQuery, RawQuery
 
 JSON, HTML, BINARY = "application/json", "text/html", "application/octet-stream"
 
@@ -29,16 +41,6 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Parameter:
-    """One of the query."""
-
-    name: str
-    text: str
-    schema: Mapping[str, Any]
-    required: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class Operation:
     """One method of one path. Beside *answers* it has those that every one has, see `openapi.py`."""
 
@@ -48,7 +50,7 @@ class Operation:
     title: str
     answers: Mapping[int, Answer]
     body: type[Body] | None = None
-    query: tuple[Parameter, ...] = ()
+    query: type[Query] | None = None
     text: str = ""
     is_open: bool = False
     """For everybody: no token is asked for."""
@@ -67,11 +69,6 @@ HEADERS: dict[str, tuple[str, Mapping[str, Any]]] = {
     "Sec-WebSocket-Version": ("The version that is spoken.", {"type": "string"}),
     "WWW-Authenticate": ("How a browser may bring the token.", {"type": "string"}),
 }
-
-
-def flag(name: str, text: str, *, default: bool = False) -> Parameter:
-    """A boolean of the query."""
-    return Parameter(name, text, {"type": "boolean", "default": default})
 
 
 GONE = Answer("No runner in use has this id: it never had, is idle, or is gone.", shapes.Gone)
@@ -103,8 +100,6 @@ STATUS = (
     ),
 )
 
-FETCH = flag("fetch", "First take over what others have put into a Nomad cluster.")
-
 ENVIRONMENTS = (
     Operation(
         "GET",
@@ -112,7 +107,7 @@ ENVIRONMENTS = (
         "environments",
         "All environments",
         {200: Answer("All of them.", shapes.EnvironmentList)},
-        query=(FETCH,),
+        query=FetchQuery,
     ),
     Operation(
         "GET",
@@ -120,7 +115,7 @@ ENVIRONMENTS = (
         "environments",
         "One environment, and how its pool is doing",
         {200: Answer("The environment.", shapes.Environment), 404: NO_ENVIRONMENT},
-        query=(FETCH,),
+        query=FetchQuery,
     ),
     Operation(
         "PUT",
@@ -134,7 +129,7 @@ ENVIRONMENTS = (
             500: OVERLOAD,
         },
         EnvironmentBody,
-        query=(flag("wait", "Answer when the pool is filled; `NOMAD_OVERLOAD` if that takes longer than 50 seconds."),),
+        query=WaitQuery,
         text="Answers when it is durable; the pool is filled in the background. A change of size only scales. Any "
         "other change replaces idle runners, the same again refreshes them one by one; used ones always finish.",
     ),
@@ -171,7 +166,7 @@ RUNNERS = (
         "runners",
         "Give a runner back; it is destroyed",
         {204: DONE, 410: GONE},
-        query=(flag("any", "Stop it also if it is idle."),),
+        query=AnyQuery,
     ),
     Operation(
         "PATCH",
@@ -204,9 +199,7 @@ RUNNERS = (
             410: GONE,
             500: OVERLOAD,
         },
-        query=(
-            Parameter("executionID", "From the URL that `execute` has answered.", {"type": "string"}, required=True),
-        ),
+        query=ExecutionQuery,
         text="A WebSocket. Each text frame from the service is one `WebSocketToClient` message: `start` first, exactly "
         "one final one last, then the close. Each frame to the service is stdin, text or binary, as it is. With the "
         "subprotocol `poseidon.terminal.v1` binary frames are stdin, and text frames `WebSocketFromClient` messages. "
@@ -263,7 +256,6 @@ DESCRIPTION = (
 )
 
 NOT_ACCESSIBLE = Answer("There is no such file, or it can't be read with these rights.", shapes.Problem)
-PRIVILEGED = flag("privilegedExecution", "As root of the runner.")
 
 FILES = (
     Operation(
@@ -272,11 +264,7 @@ FILES = (
         "files",
         "List files",
         {200: Answer("All of them.", shapes.FileList), 410: GONE, 424: NOT_ACCESSIBLE},
-        query=(
-            Parameter("path", "Relative to the workspace, or absolute.", {"type": "string", "default": "./"}),
-            flag("recursive", "With what is in folders; names then begin with the path.", default=True),
-            PRIVILEGED,
-        ),
+        query=ListingQuery,
         text="Hidden files are left out. No link is followed.",
     ),
     Operation(
@@ -289,7 +277,7 @@ FILES = (
             410: GONE,
             424: NOT_ACCESSIBLE,
         },
-        query=(Parameter("path", "Links are followed.", {"type": "string"}), PRIVILEGED),
+        query=RawQuery,
         text="Regular files only. The connection is cut before the end if the file becomes shorter meanwhile.",
     ),
 )

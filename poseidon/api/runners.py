@@ -6,15 +6,9 @@ from poseidon.api.answers import empty, json, problem
 from poseidon.api.auth import demand_admin
 from poseidon.api.bodies import parse, raw_body
 from poseidon.api.parts import Claims
-from poseidon.api.queries import Flag, Query, query
-from poseidon.api.schemas import ClaimBody, claim_answer, detailed_answer, runner_answer
+from poseidon.api.queries import query
+from poseidon.api.schemas import AnyQuery, ClaimBody, claim_answer, detailed_answer, runner_answer
 from poseidon.core.model import EnvironmentId, RunnerId
-
-
-class Releasing(Query):
-    """DELETE /runners/{id}."""
-
-    any: Flag = False
 
 
 def runners_routes(claims: Claims) -> Blueprint:
@@ -41,7 +35,7 @@ def runners_routes(claims: Claims) -> Blueprint:
     @routes.delete("/<runner>")
     async def release(runner: str) -> Response:
         await raw_body()
-        if query(Releasing).any:
+        if query(AnyQuery).any:
             demand_admin("any=true")
             await claims.stop(RunnerId(runner))
         else:

@@ -11,6 +11,7 @@ from poseidon.api import shapes
 from poseidon.api.bodies import Body
 from poseidon.api.long_strings import EXPECTED
 from poseidon.api.parts import Overview
+from poseidon.api.queries import Flag, Query
 from poseidon.core.command import Command
 from poseidon.core.model import Environment, EnvironmentId, Phase, Runner
 from poseidon.executors.base import StreamFigures
@@ -79,9 +80,9 @@ Text = Annotated[str, BeforeValidator(_zero_text)]
 class EnvironmentBody(Body):
     """PUT /execution-environments/{id}. An id in it doesn't count."""
 
-    prewarming_pool_size: Count = 0
-    cpu_limit: Count = 0
-    memory_limit: Count = 0
+    prewarming_pool_size: Annotated[Count, Field(description="runners that wait for clients")] = 0
+    cpu_limit: Annotated[Count, Field(description="MHz; 0: the executor's default")] = 0
+    memory_limit: Annotated[Count, Field(description="MB; 0: the executor's default")] = 0
     image: Image
     network_access: bool = False
     exposed_ports: Annotated[list[Port], AfterValidator(_distinct)] = Field(default=[])
@@ -104,17 +105,17 @@ class ClaimBody(Body):
     """POST /runners."""
 
     execution_environment_id: int = 0
-    inactivity_timeout: Count = 0
+    inactivity_timeout: Annotated[Count, Field(description="seconds; 0: never")] = 0
 
 
 class ExecuteBody(Body):
     """POST /runners/{id}/execute. The original knows the first four; rows and columns are the terminal's first size."""
 
-    command: str = ""
-    privileged_execution: bool = False
-    time_limit: Count = 0
+    command: Annotated[str, Field(description="for `/bin/bash -c`, passed on as it is")] = ""
+    privileged_execution: Annotated[bool, Field(description="as root of the runner")] = False
+    time_limit: Annotated[Count, Field(description="seconds from the opening of the WebSocket; 0: none")] = 0
     environment: Annotated[dict[str, str], BeforeValidator(_no_nulls)] = Field(default={})
-    tty: bool = True
+    tty: Annotated[bool, Field(description="false: pipes instead of a terminal")] = True
     rows: Annotated[int, Field(ge=0, le=65535)] = 0
     columns: Annotated[int, Field(ge=0, le=65535)] = 0
 
@@ -174,6 +175,30 @@ class RunBody(Body):
             [File(each.path, each.content) for each in self.files],
             self.stdin.encode("utf-8", "replace"),
         )
+
+
+class FetchQuery(Query):
+    """GET /execution-environments."""
+
+    fetch: Annotated[Flag, Field(description="First take over what others have put into a Nomad cluster.")] = False
+
+
+class WaitQuery(Query):
+    """PUT /execution-environments/{id}."""
+
+    wait: Annotated[Flag, Field(description="Answer when the pool is filled, or after 50 seconds.")] = False
+
+
+class AnyQuery(Query):
+    """DELETE /runners/{id}."""
+
+    any: Annotated[Flag, Field(description="Stop it also if it is idle.")] = False
+
+
+class ExecutionQuery(Query):
+    """GET /runners/{id}/websocket."""
+
+    execution: Annotated[str, Field(alias="executionID", description="From the URL that `execute` has answered.")] = ""
 
 
 # Answers

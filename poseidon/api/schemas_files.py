@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Annotated
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, Field
 
 from poseidon.api import shapes
 from poseidon.api.queries import Flag, Query
@@ -14,19 +14,22 @@ def _home(given: object) -> object:
     return given or HOME
 
 
+Privileged = Annotated[Flag, Field(description="As root of the runner.")]
+
+
 class ListingQuery(Query):
     """GET /runners/{id}/files."""
 
-    path: Annotated[str, BeforeValidator(_home)] = HOME
-    recursive: Flag = True
-    privileged_execution: Flag = False
+    path: Annotated[str, BeforeValidator(_home), Field(description="Relative to the workspace, or absolute.")] = HOME
+    recursive: Annotated[Flag, Field(description="With what is in folders; names then begin with the path.")] = True
+    privileged_execution: Privileged = False
 
 
 class RawQuery(Query):
     """GET /runners/{id}/files/raw."""
 
-    path: str = ""
-    privileged_execution: Flag = False
+    path: Annotated[str, Field(description="Links are followed.")] = ""
+    privileged_execution: Privileged = False
 
 
 def listing_answer(entries: Sequence[Entry]) -> shapes.FileList:

@@ -381,10 +381,31 @@ async def test_410_tells_the_reason_even_after_a_restart(tmp_path: Path) -> None
     async with open_service(tmp_path, executor=service.executor) as service:
         answer = await service.http.post(f"/runners/{runner}/execute", json={})
         assert await message_of(answer, 410) == "no runner found with this id (released)"
+        known = answer.json()["runner"]
+        assert (known["id"], known["phase"], known["reason"], known["node"]) == (runner, "gone", "released", "here")
+        assert known["goneAt"] >= known["claimedAt"] >= known["readyAt"]
+        assert known["job"] and known["allocation"] and known["environmentId"] == 1
+        unknown = await service.http.post("/runners/n0n-3x1st1ng-1d/execute", json={})
+        assert unknown.json() == {"message": "no runner found with this id"}
         with pytest.raises(InvalidStatus) as refused:
             async with connected(f"{service.url}/runners/{runner}/websocket".replace("http:", "ws:")):
                 pass
         assert json.loads(bytes(refused.value.response.body))["message"].endswith("(released)")
+
+
+async def test_a_runner_tells_what_ran_in_it_also_when_it_is_gone(service: Service) -> None:
+    await service.put(1)
+    runner = await service.claim()
+    for command in ("true", "exit 3"):
+        await service.run(runner, command)
+    await service.execute(runner, "true")
+    expected = {"count": 3, "lastOutcome": "exit"}
+    told: list[dict[str, Any]] = []
+    with trio.fail_after(20):
+        while told[-1:] != [expected]:  # their ends are written in the background
+            told.append((await service.http.get(f"/runners/{runner}")).json()["executions"])
+    await service.http.delete(f"/runners/{runner}")
+    assert (await service.http.get(f"/runners/{runner}")).json()["executions"]["count"] == 3
 
 
 async def test_a_large_body_for_a_gone_runner_is_410_and_the_connection_goes_on(service: Service) -> None:
