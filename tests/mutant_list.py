@@ -35,7 +35,7 @@ def _pool(name: str, fault: str, *changes: tuple[str, str]) -> Mutant:
 def _strange(name: str, fault: str, *changes: tuple[str, str]) -> Mutant:
     files = ["rules.py" if "stopped" in old else "roster.py" for old, _ in changes]
     edits = tuple((file, old, new) for file, (old, new) in zip(files, changes, strict=True))
-    return Mutant(name, fault, edits, unrecorded="each recording is of one cluster")
+    return Mutant(name, fault, edits)
 
 
 MUTANTS = (
@@ -343,7 +343,12 @@ MUTANTS = (
 )
 
 MARKS = "marks are our own; a cluster tells of none but those that we wrote"
+ONE_CLUSTER = "each recording is of one cluster"
 UNRECORDED = {
+    "forgotten-and-expected": ONE_CLUSTER,
+    "stopped-and-expected": ONE_CLUSTER,
+    "only-jobs-recognised": ONE_CLUSTER,
+    "anything-recognised": ONE_CLUSTER,
     "back-unnoticed-when-empty": "nothing of an empty fleet is in a recording",
     "removal-resets": "no stranger's purge lies above all lists of a recording",
     "mark-under-way-lost-going-back": MARKS,
