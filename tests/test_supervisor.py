@@ -221,7 +221,7 @@ async def test_a_service_can_be_stopped_while_it_backs_off(autojump_clock: trio.
 
 
 async def test_two_services_cant_have_one_name() -> None:
-    with trio.fail_after(5):
+    with trio.fail_after(30):
         async with open_supervisor() as supervisor:
             supervisor.add("x", Played(forever))
             try:
@@ -271,7 +271,7 @@ async def test_a_crash_during_the_stop_is_told_and_the_stop_goes_on() -> None:
             nursery.start_soon(trio.sleep_forever)
 
     service = Played(clumsy)
-    with trio.fail_after(5), structlog.testing.capture_logs() as events:
+    with trio.fail_after(30), structlog.testing.capture_logs() as events:
         async with open_supervisor() as supervisor:
             supervisor.add("clumsy", service)
             await trio.testing.wait_all_tasks_blocked()
@@ -281,7 +281,7 @@ async def test_a_crash_during_the_stop_is_told_and_the_stop_goes_on() -> None:
 
 async def test_status_tells_since_when() -> None:
     now = [100.0]
-    with trio.fail_after(5):
+    with trio.fail_after(30):
         async with open_supervisor(now=lambda: now[0]) as supervisor:
             await supervisor.start("x", Played(forever))
             now[0] = 200.0
@@ -295,7 +295,7 @@ async def test_events_of_a_service_carry_its_name() -> None:
         seen.append(structlog.contextvars.get_contextvars().get("service"))
         await trio.sleep_forever()
 
-    with trio.fail_after(5):
+    with trio.fail_after(30):
         async with open_supervisor() as supervisor:
             await supervisor.start("x", Played(look))
             await trio.testing.wait_all_tasks_blocked()

@@ -63,7 +63,7 @@ def manager(short_path: Path) -> Iterator[Manager]:
 
 async def test_systemd_hears_each_stage(manager: Manager) -> None:
     notifier = Notifier(manager.address)
-    with trio.fail_after(5):
+    with trio.fail_after(30):
         await notifier.ready("serving on 127.0.0.1:7200")
         await notifier.status("two\nlines")
         await notifier.alive()
@@ -78,20 +78,20 @@ async def test_systemd_hears_each_stage(manager: Manager) -> None:
 
 async def test_an_abstract_address_works() -> None:
     manager = Manager(f"@poseidon-test-{os.getpid()}")
-    with manager.socket, trio.fail_after(5):
+    with manager.socket, trio.fail_after(30):
         await Notifier(manager.address).status("x")
         assert manager.heard() == ["STATUS=x"]
 
 
 async def test_without_systemd_nothing_happens() -> None:
-    with trio.fail_after(5):
+    with trio.fail_after(30):
         notifier = Notifier.take({})
         assert (notifier.address, notifier.watchdog) == ("", 0.0)
         await notifier.ready("x")
 
 
 async def test_a_manager_that_is_gone_is_logged_and_no_failure(short_path: Path) -> None:
-    with trio.fail_after(5), structlog.testing.capture_logs() as events:
+    with trio.fail_after(30), structlog.testing.capture_logs() as events:
         await Notifier(str(short_path / "nobody")).ready("x")
     assert [(event["event"], event["about"]) for event in events] == [("systemd not notified", "READY=1")]
 

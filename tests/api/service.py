@@ -198,7 +198,7 @@ async def open_service(
         executor.clean()
 
 
-async def until(holds: Callable[[], bool], *, within: float = 20.0) -> None:
+async def until(holds: Callable[[], bool], *, within: float = 40.0) -> None:
     """Wait until *holds*, also on a busy machine; the message of a failure names it."""
     await shell.until(holds, within=within)
 

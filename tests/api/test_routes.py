@@ -238,6 +238,9 @@ async def test_a_put_answers_at_once_or_when_the_pool_is_filled(service: Service
 async def test_a_put_whose_pool_is_not_filled_in_time_says_why(tmp_path: Path) -> None:
     async with open_service(tmp_path, fill_wait=0.5) as service:
         service.executor.refusal = PlacementFailed("memory exhausted on 3 nodes")
+        await service.http.put("/execution-environments/1", json=ENVIRONMENT)
+        while (await service.http.get("/execution-environments/1")).json()["status"] != "failing":
+            await trio.sleep(0.01)
         answer = await service.http.put("/execution-environments/1?wait=true", json=ENVIRONMENT)
         assert (answer.status_code, answer.json()["errorCode"]) == (500, "NOMAD_OVERLOAD")
         assert "memory exhausted on 3 nodes" in answer.json()["message"]

@@ -43,7 +43,7 @@ async def test_a_time_limit_ends_a_program_that_will_not(tmp_path: Path) -> None
         began = trio.current_time()
         outcome = await client.run(runner, "trap '' QUIT TERM INT; echo on; while :; do sleep 1; done", timeLimit=1)
         assert outcome.last == {"type": "timeout"}
-        assert trio.current_time() - began < 3
+        assert trio.current_time() - began < 20
         assert "on" in outcome.stdout
 
 

@@ -1,7 +1,7 @@
 """An executor in memory whose every misbehaviour a test can order. It runs no commands."""
 
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -90,14 +90,15 @@ class ScriptedExecutor:
         send, receive = trio.open_memory_channel[Batch](10_000)
         self.followers.append(send)
         try:
-            yield self._batches(receive)
+            async with aclosing(self._batches(receive)) as batches:  # else its end is left to the garbage collector
+                yield batches
         finally:
             if send in self.followers:
                 self.followers.remove(send)
             send.close()
             receive.close()
 
-    async def _batches(self, receive: trio.MemoryReceiveChannel[Batch]) -> AsyncIterator[Batch]:
+    async def _batches(self, receive: trio.MemoryReceiveChannel[Batch]) -> AsyncGenerator[Batch, None]:
         async for batch in receive:
             if not self.reachable:
                 raise ExecutorUnreachable("the line was cut")

@@ -39,11 +39,11 @@ time.sleep(60)
 
 
 async def check_usable(executor: LocalExecutor, *allocations: Allocation) -> None:
-    """The sandboxes still run commands, in little time."""
+    """The sandboxes still run commands, without waiting for those that hang."""
     for allocation in allocations:
         began = time.monotonic()
         assert (await run(executor, allocation, "echo usable")).out == "usable\n"
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 15
 
 
 async def attack(

@@ -204,7 +204,7 @@ async def test_leaving_doesnt_kill_and_doesnt_wait(site: Site) -> None:
     async with site.open(Command("echo ready; sleep 63; true", tty=False)) as process:
         await read_until(process, "ready")
         began = trio.current_time()
-    assert trio.current_time() - began < 0.5
+    assert trio.current_time() - began < 10
     while sleepers(site) != {"63"}:
         await trio.sleep(0.005)
 

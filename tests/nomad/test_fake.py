@@ -110,8 +110,9 @@ async def test_the_head_of_a_quiet_stream_is_held_back_until_a_heartbeat() -> No
     async with opened() as (fake, client), following(fake, client, "/v1/event/stream?topic=Deployment") as follower:
         asked = trio.current_time()
         await follower.begun.wait()
-        assert 0.5 <= trio.current_time() - asked <= 0.9
-        await trio.sleep(0.65)
+        assert trio.current_time() - asked >= 0.5
+        while len(follower.raw) < 2:
+            await trio.sleep(0.01)
         assert follower.raw[:2] == ["{}", "{}"]
 
 

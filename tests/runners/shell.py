@@ -59,7 +59,7 @@ async def open_rig(
         yield Rig(executor, store, shell, supervisor)
 
 
-async def until(holds: Callable[[], bool], *, within: float = 5.0) -> None:
+async def until(holds: Callable[[], bool], *, within: float = 30.0) -> None:
     """Wait until *holds*; the message of a failure names it."""
     with trio.move_on_after(within):
         while not holds():

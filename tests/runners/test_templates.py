@@ -158,7 +158,7 @@ async def test_a_fetch_changes_nothing_of_what_is_known_and_registers_what_has_v
 async def test_fetches_that_wait_together_ask_once(tmp_path: Path) -> None:
     executor = TemplateExecutor(hand_on=trio.Event())
     async with open_rig(tmp_path, executor) as rig:
-        with trio.fail_after(5):
+        with trio.fail_after(30):
             await executor.read.wait()
             async with trio.open_nursery() as nursery:
                 for _ in range(10):
@@ -174,10 +174,10 @@ async def test_a_fetch_fails_as_the_executor_does(tmp_path: Path) -> None:
     async with open_rig(tmp_path, executor) as rig:
         await until(lambda: executor.asked == 1)
         executor.reachable = False
-        with trio.fail_after(5), pytest.raises(ExecutorUnreachable, match="nobody answers"):
+        with trio.fail_after(30), pytest.raises(ExecutorUnreachable, match="nobody answers"):
             await rig.shell.environments.fetch()
         executor.reachable = True
-        with trio.fail_after(5):
+        with trio.fail_after(30):
             await rig.shell.environments.fetch()
 
 
@@ -189,7 +189,7 @@ async def test_who_asked_for_a_fetch_may_leave_and_nothing_stays_half_done(tmp_p
         executor.hand_on = trio.Event()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(rig.shell.environments.fetch)
-            with trio.fail_after(5):
+            with trio.fail_after(30):
                 await executor.read.wait()
             nursery.cancel_scope.cancel()
         executor.hand_on.set()
@@ -204,7 +204,7 @@ async def test_what_is_removed_while_templates_are_read_does_not_come_back(tmp_p
         executor.hand_on = trio.Event()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(rig.shell.environments.fetch)
-            with trio.fail_after(5):
+            with trio.fail_after(30):
                 await executor.read.wait()
             await rig.shell.environments.remove(ONE)
             executor.hand_on.set()
@@ -215,7 +215,7 @@ async def test_what_is_removed_while_templates_are_read_does_not_come_back(tmp_p
 async def test_what_is_put_while_templates_are_read_is_not_overwritten(tmp_path: Path) -> None:
     executor = TemplateExecutor(templates={ONE: environment(7, image="theirs")}, hand_on=trio.Event())
     async with open_rig(tmp_path, executor) as rig:
-        with trio.fail_after(5):
+        with trio.fail_after(30):
             await executor.read.wait()
         await rig.put(1)
         assert executor.hand_on is not None
@@ -236,7 +236,7 @@ async def test_what_is_removed_while_its_template_is_registered_again_stays_remo
         executor.hand_on = trio.Event()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(rig.shell.environments.fetch)
-            with trio.fail_after(5):
+            with trio.fail_after(30):
                 await executor.read.wait()
             executor.answer_delay = 0.02
             nursery.start_soon(rig.shell.environments.remove, TWO)

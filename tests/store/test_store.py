@@ -129,7 +129,7 @@ async def test_a_change_that_fails_unheard_makes_the_store_fail(path: Path) -> N
     async with open_store(path) as store:
         await store.write(put("taken"))
         store.submit(put("taken"))
-        with trio.fail_after(5):
+        with trio.fail_after(30):
             with pytest.raises(IntegrityError):
                 await store.raise_failure()
         await store.write(put("later"))
@@ -206,7 +206,7 @@ async def test_closing_leaves_one_file_and_no_thread(path: Path) -> None:
 
 
 async def test_a_crash_of_the_writer_is_told_to_all(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with trio.fail_after(5), pytest.raises(StoreError, match="changes that could not be saved: 1"):  # noqa: PT012
+    with trio.fail_after(30), pytest.raises(StoreError, match="changes that could not be saved: 1"):  # noqa: PT012
         async with open_store(path) as store:
             await store.write(put("one"))
             monkeypatch.setattr(store._writer, "_attempt", None)
@@ -236,7 +236,7 @@ async def test_a_reader_does_not_hold_up_the_writer(store: Store) -> None:
         for _ in range(4):
             nursery.start_soon(store.read, lambda connection: (load_environments(connection), release.wait(10)))
         await trio.testing.wait_all_tasks_blocked()
-        with trio.fail_after(5):
+        with trio.fail_after(30):
             await store.write(put("one"))
         release.set()
 
@@ -332,7 +332,7 @@ async def test_closing_does_not_wait_for_ever_for_anothers_lock(path: Path, monk
     async with open_store(path):
         pass
     with locked_by_another(path) as release:
-        with trio.fail_after(5), pytest.raises(StoreError, match="changes that could not be saved: 1"):
+        with trio.fail_after(30), pytest.raises(StoreError, match="changes that could not be saved: 1"):
             async with open_store(path) as store:
                 ticket = store.submit(put("lost"))
         with pytest.raises(StoreError, match="closed before"):
@@ -345,7 +345,7 @@ async def test_only_locks_are_waited_for(path: Path) -> None:
         driver = store._writer._connection.connection.driver_connection
         assert isinstance(driver, sqlite3.Connection)
         driver.close()
-        with trio.fail_after(5), pytest.raises(ProgrammingError, match="closed database"):
+        with trio.fail_after(30), pytest.raises(ProgrammingError, match="closed database"):
             await store.write(put("one"))
 
 
