@@ -1,5 +1,6 @@
 """The main job on a real cluster, and what its operator may do to it. (real.py tells how to run these.)"""
 
+from base64 import b64decode
 from pathlib import Path
 from uuid import uuid4
 
@@ -24,6 +25,10 @@ async def test_claim_copy_run_and_delete(tmp_path: Path) -> None:
         copied = [{"path": f"{folder}/hello.sh", "content": script}]
         answer = await http.patch(f"/runners/{runner}/files", json={"copy": copied})
         assert answer.status_code == 204, answer.text
+        listed = (await http.get(f"/runners/{runner}/files", params={"path": folder})).json()["files"]
+        assert [(each["name"], each["size"]) for each in listed] == [(f"{folder}/hello.sh", 51)]
+        raw = await http.get(f"/runners/{runner}/files/raw", params={"path": f"{folder}/hello.sh"})
+        assert (raw.status_code, raw.content) == (200, b64decode(script))
         outcome = await site.run(runner, f"bash {folder}/hello.sh", stdin="Ada\n")
         assert outcome.messages[0] == {"type": "start"}
         assert "Hello Ada\r\n" in outcome.stdout

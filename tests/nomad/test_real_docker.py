@@ -99,6 +99,21 @@ async def test_a_runner_that_is_killed_for_its_memory_ends_with_that_reason(tmp_
         await site.settled()
 
 
+async def test_an_image_that_isnt_there_is_told_of_with_its_reason(tmp_path: Path) -> None:
+    async with scene(tmp_path) as site:
+        image = "poseidon-test.invalid/nothing:1"
+        assert await site.client.put(ENVIRONMENT + 1, image=image, prewarmingPoolSize=1) == 201
+        try:
+            with trio.fail_after(SOON):
+                while image not in site.daemon.log:
+                    await trio.sleep(0.1)
+            told = (await site.client.http.get(f"/execution-environments/{ENVIRONMENT + 1}")).json()
+            assert image in told["message"]
+        finally:
+            with trio.move_on_after(10, shield=True):
+                await site.client.http.delete(f"/execution-environments/{ENVIRONMENT + 1}")
+
+
 async def test_without_a_network_there_is_none(tmp_path: Path) -> None:
     async with scene(tmp_path) as site:
         runner = await site.client.claim(ENVIRONMENT)
