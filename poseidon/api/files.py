@@ -1,6 +1,7 @@
 """/runners/{id}/files"""
 
 import re
+from collections.abc import Mapping, Sequence
 from urllib.parse import quote
 
 import trio
@@ -11,7 +12,7 @@ from poseidon.api.bodies import decode, large_body, validated
 from poseidon.api.long_strings import decoded, taken_out
 from poseidon.api.parts import Claims, Files
 from poseidon.api.queries import query
-from poseidon.api.schemas import FilesBody
+from poseidon.api.schemas import FileBody, FilesBody
 from poseidon.api.schemas_files import ListingQuery, RawQuery, listing_answer
 from poseidon.core.model import RunnerId
 from poseidon.runners.files_archive import File
@@ -73,11 +74,15 @@ async def _wanted(claims: Claims, runner: RunnerId) -> tuple[list[str], list[Fil
     claims.used(runner)
     rest, taken = taken_out(raw)
     body = validated(decode(rest), FilesBody, taken)
-    files = [
+    return body.delete, await copied(body.copy_, taken, "copy")
+
+
+async def copied(entries: Sequence[FileBody], taken: Mapping[bytes, memoryview], name: str) -> list[File]:
+    """The files of a body's field *name*; their contents may have been taken out of it. Raises BadRequest."""
+    return [
         File(
             each.path,
-            await decoded(taken[each.content], f"copy.{number}.content") if each.content in taken else each.content,
+            await decoded(taken[each.content], f"{name}.{number}.content") if each.content in taken else each.content,
         )
-        for number, each in enumerate(body.copy_)
+        for number, each in enumerate(entries)
     ]
-    return body.delete, files

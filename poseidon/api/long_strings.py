@@ -41,6 +41,12 @@ def taken_out(text: bytearray) -> tuple[bytearray, Mapping[bytes, memoryview]]:
     return rest, found
 
 
+def whole(text: str, found: Mapping[bytes, memoryview]) -> str:
+    """What *text* stands for, if it is a name that `taken_out` has given."""
+    long = found.get(text.encode())
+    return text if long is None else bytes(long).decode("utf-8", "replace")
+
+
 def _long_strings(text: bytearray) -> list[tuple[int, int]]:
     found, at, start = [], 0, 0
     for _ in range(MOST_QUOTES):

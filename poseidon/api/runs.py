@@ -1,9 +1,13 @@
 """/runs: one command on a runner of its own."""
 
+from functools import partial
+
 from quart import Blueprint, Response
 
 from poseidon.api.answers import json
-from poseidon.api.bodies import parse, raw_body
+from poseidon.api.bodies import decode, large_body, validated
+from poseidon.api.files import copied
+from poseidon.api.long_strings import taken_out, whole
 from poseidon.api.parts import Environments
 from poseidon.api.schemas import RunBody, report_answer
 from poseidon.core.model import EnvironmentId
@@ -17,10 +21,12 @@ def runs_routes(environments: Environments, runs: Runs) -> Blueprint:
 
     @routes.post("")
     async def run() -> Response:
-        wanted = parse(await raw_body(), RunBody)
+        rest, taken = taken_out(await large_body())
+        wanted = validated(decode(rest), RunBody, taken)
         environment = environments.get(EnvironmentId(wanted.execution_environment_id))
         if wanted.network_access and not environment.network_access:
             raise BadRequest("networkAccess: this execution environment has none")
-        return json(report_answer(await runs.run(wanted.order())))
+        order = wanted.order(await copied(wanted.files, taken, "files"), partial(whole, found=taken))
+        return json(report_answer(await runs.run(order)))
 
     return routes

@@ -1,7 +1,7 @@
 """The bodies of requests and answers: the only place where the wire's names appear."""
 
 import binascii
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Annotated
 
@@ -162,18 +162,19 @@ class RunBody(Body):
         int, Field(ge=0, le=LARGEST_OUTPUT, description="bytes that are kept of each stream; 0 or none: 1 MiB")
     ] = 0
 
-    def order(self) -> Order:
-        """What is wanted."""
+    def order(self, files: list[File], whole: Callable[[str], str]) -> Order:
+        """What is wanted, with the contents of its *files*. *whole* gives what a text stands for."""
+        variables = {whole(name): whole(value) for name, value in self.environment.items()}
         command = Command(
-            line=self.command, environment=self.environment, privileged=self.privileged_execution, tty=False
+            line=whole(self.command), environment=variables, privileged=self.privileged_execution, tty=False
         )
         return Order(
             EnvironmentId(self.execution_environment_id),
             command,
             self.time_limit or RUN_TIME_LIMIT,
             self.output_limit or OUTPUT_LIMIT,
-            [File(each.path, each.content) for each in self.files],
-            self.stdin.encode("utf-8", "replace"),
+            files,
+            whole(self.stdin).encode("utf-8", "replace"),
         )
 
 

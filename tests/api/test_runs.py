@@ -66,6 +66,22 @@ async def test_much_input_arrives_and_ends(service: Service) -> None:
     assert told["stdout"].strip() == "3000000"
 
 
+async def test_long_texts_arrive_whole_wherever_they_stand(service: Service) -> None:
+    content = bytes(range(256)) * 400
+    files = [{"path": "x", "content": b64encode(content).decode()}, {"path": "y", "content": "eQ=="}]
+    told = await run(
+        service,
+        f"wc -c < x; cat y; echo ${{#V}}; wc -c # {'ü' * 20_000}",
+        files=files,
+        environment={"V": "v" * 50_000},
+        stdin="ä" * 30_000,
+    )
+    assert told["stdout"].split() == ["102400", "y50000", "60000"]
+    body = {"executionEnvironmentId": 1, "command": "true", "files": [{"path": "x", "content": "?" * 50_000}]}
+    refused = await service.http.post("/runs", json=body)
+    assert (refused.status_code, refused.json()["message"].split(":")[0]) == (400, "files.0.content")
+
+
 async def test_each_run_has_a_runner_of_its_own(service: Service) -> None:
     first, second = await run(service, "touch there; ls"), await run(service, "ls")
     assert (first["stdout"], second["stdout"]) == ("there\n", "")
