@@ -3,6 +3,7 @@
 import json
 import struct
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
@@ -41,49 +42,66 @@ said = st.fixed_dictionaries(
     optional={"rows": values, "columns": values, "signal": values},
 )
 orders = said.map(lambda value: frame(0x81, json.dumps(value).encode()))
-sent = st.lists(whole | whole | orders | orders | parts | control | closing | odd | st.binary(max_size=50), max_size=12)
+words = st.builds(frame, st.just(0x81), st.text(max_size=10).map(str.encode))
+good = whole | words | words | orders | orders | parts | control
+sent = st.lists(good, max_size=12) | st.lists(good | closing | odd | st.binary(max_size=50), max_size=12)
 
 
-@settings(
-    max_examples=max(15, settings.default.max_examples // 7) if settings.default else 15,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-)
-@given(
+@dataclass(frozen=True)
+class Plan:
+    """What one client does."""
+
+    command: str
+    frames: list[bytes]
+    ending: str
+    subprotocol: str
+    tty: bool
+
+
+plans = st.builds(
+    Plan,
     command=st.sampled_from(COMMANDS),
     frames=sent,
     ending=st.sampled_from(ENDINGS),
-    terminal=st.booleans(),
+    subprotocol=st.sampled_from(["", TERMINAL]),
     tty=st.booleans(),
 )
-def test_any_frames_in_any_order_cost_their_own_execution_only(
-    command: str, frames: list[bytes], ending: str, terminal: bool, tty: bool
-) -> None:
-    trio.run(_try, command, frames, ending, TERMINAL if terminal else "", tty)
 
 
-async def _try(command: str, frames: list[bytes], ending: str, subprotocol: str, tty: bool) -> None:
+@settings(
+    max_examples=max(12, settings.default.max_examples // 8) if settings.default else 12,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
+@given(st.lists(plans, min_size=3, max_size=8))
+def test_any_frames_in_any_order_cost_their_own_execution_only(clients: list[Plan]) -> None:
+    trio.run(_try, clients)
+
+
+async def _try(clients: list[Plan]) -> None:
     with tempfile.TemporaryDirectory() as folder, trio.fail_after(PATIENCE):
         async with open_service(Path(folder)) as service:
             await service.put(1)
             runner = await service.claim()
             assert (await service.run(runner, "echo before")).text() == "before\n"
             before = trio.lowlevel.current_statistics().tasks_living
-            url = await service.execute(runner, command, tty=tty)
-            await _converse(service, url, frames, ending, subprotocol)
+            urls = [await service.execute(runner, client.command, tty=client.tty) for client in clients]
+            async with trio.open_nursery() as nursery:
+                for client, url in zip(clients, urls, strict=True):
+                    nursery.start_soon(_converse, service, url, client)
             await until(lambda: not service.executions._lives)
             await until(lambda: trio.lowlevel.current_statistics().tasks_living <= before)
             assert (await service.run(runner, "echo after")).text() == "after\n"
 
 
-async def _converse(service: Service, url: str, frames: list[bytes], ending: str, subprotocol: str) -> None:
+async def _converse(service: Service, url: str, plan: Plan) -> None:
     received = bytearray()
     async with await trio.open_tcp_stream("127.0.0.1", httpx.URL(service.url).port or 0) as stream:
-        await _say(stream, received, handshake(url, subprotocol), frames, ending)
+        await _say(stream, received, handshake(url, plan.subprotocol), plan.frames, plan.ending)
     head, found, rest = bytes(received).partition(b"\r\n\r\n")
     if found:
         assert head.startswith(b"HTTP/1.1 101 "), head
-        _check(rest, echoes=any(each[:1] == b"\x88" for each in frames))
+        _check(rest, echoes=any(each[:1] == b"\x88" for each in plan.frames))
 
 
 async def _say(stream: trio.SocketStream, received: bytearray, hello: bytes, frames: list[bytes], ending: str) -> None:
