@@ -26,7 +26,7 @@ async def follow(dispatcher: Dispatcher, *, task_status: trio.TaskStatus[None]) 
         except* ExecutorUnreachable as lost:
             dispatcher.trouble = _first(lost).message
         dispatcher.reachable = False
-        await dispatcher.recognition.lose(dispatcher.trouble or "")
+        dispatcher.recognition.lose(dispatcher.trouble or "")
         log.warning("event stream lost", executor=dispatcher.executor.name, error=dispatcher.trouble)
         await trio.sleep(delays.next())
 

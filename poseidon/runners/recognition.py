@@ -3,6 +3,8 @@
 Behind a wrong address there may be a real cluster: by its listing all of our jobs would be gone.
 """
 
+from contextlib import suppress
+
 import trio
 
 from poseidon.core.fleet import Fleet
@@ -25,41 +27,47 @@ class Recognition:
         self._size = 0
         self.sure = self._executor is None
         """Whether what the stream tells may be believed."""
-        if self._executor is not None and fleet.expected():
-            self._executor.trust.suspend()
+        self._is_stranger = False
+        if self._executor is not None:
+            self._executor.trust.look = self._has_one
+            if fleet.expected():
+                self._executor.trust.suspend()
 
     async def begin(self) -> None:
         """The executor is followed anew. One look is mostly enough to know it; else its first listing tells."""
         self._held, self._size = [], 0
         if self._executor is None:
             return
-        self.sure = not self._fleet.expected() or await self._has_one()
+        self.sure = False
+        with suppress(ExecutorUnreachable):  # the listing finds that too, and says so
+            self.sure = await self._has_one()
         if self.sure:
-            self._executor.trust.give()
+            self._believe()
         elif self._executor.trust.given:
             self._executor.trust.suspend()
 
-    async def lose(self, why: str) -> None:
-        """It is no longer followed. If only its stream has broken, all else goes on."""
+    def lose(self, why: str) -> None:
+        """It is no longer followed. Where only its stream has broken, a look is enough to go on with all else."""
         if self._executor is None or not self._fleet.expected():
             return
-        if self._executor.trust.given:
+        if self._is_stranger:
+            self._executor.trust.refuse(why)
+        else:
             self._executor.trust.suspend()
-            if self.sure and await self._has_one():
-                self._executor.trust.give()
-                return
-        self._executor.trust.refuse(why)
+
+    def _believe(self) -> None:
+        self._is_stranger = False
+        if self._executor is not None:
+            self._executor.trust.give()
 
     async def _has_one(self) -> bool:
+        """Whether a job is there that must be there, or there is nothing to lose. Raises ExecutorUnreachable."""
         witness = self._fleet.witness()
         if self._executor is None or witness is None:
-            return False
-        try:
-            with trio.move_on_after(LOOK_WITHIN):
-                return await self._executor.has(witness)
-        except ExecutorUnreachable:
-            pass  # whatever else is asked finds that too
-        return False
+            return True
+        with trio.move_on_after(LOOK_WITHIN):
+            return await self._executor.has(witness)
+        raise ExecutorUnreachable(f"{self._executor.address} doesn't tell whether it has job {witness}")
 
     def hold(self, batch: Batch) -> None:
         """News that wait until it is sure whose they are. Raises ExecutorUnreachable."""
@@ -79,8 +87,9 @@ class Recognition:
             return
         self.sure = self._fleet.recognises(listing)
         if not self.sure:
+            self._is_stranger = True
             raise ExecutorUnreachable(_stranger(self._executor.address, self._fleet.expected()))
-        self._executor.trust.give()
+        self._believe()
 
 
 def _stranger(address: str, expected: int) -> str:

@@ -104,3 +104,38 @@ async def test_who_needs_trust_waits_while_it_is_unsettled_and_fails_once_it_is_
             nursery.start_soon(trust.needed)
             await trio.testing.wait_all_tasks_blocked()
             trust.give()
+
+
+async def test_many_who_need_trust_look_together_and_are_told_alike() -> None:
+    looks = 0
+    answers: list[bool | ExecutorUnreachable] = [ExecutorUnreachable("nobody there"), True]
+
+    async def look() -> bool:
+        nonlocal looks
+        looks += 1
+        await trio.testing.wait_all_tasks_blocked()
+        answer = answers.pop(0)
+        if isinstance(answer, ExecutorUnreachable):
+            raise answer
+        return answer
+
+    trust = Trust()
+    trust.look = look
+    trust.suspend()
+    failed: list[str] = []
+
+    async def need() -> None:
+        try:
+            await trust.needed()
+        except ExecutorUnreachable as error:
+            failed.append(error.message)
+
+    with trio.fail_after(5):
+        for expected in (["nobody there"] * 5, []):
+            failed.clear()
+            async with trio.open_nursery() as nursery:
+                for _ in range(5):
+                    nursery.start_soon(need)
+            assert failed == expected
+    assert looks == 2
+    assert trust.given
