@@ -4,6 +4,7 @@ from base64 import b64encode
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from hashlib import sha1
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,14 @@ async def test_a_run_tells_what_happened_and_leaves_no_runner(service: Service) 
     assert list(told["times"]) == ["queuedAt", "claimedAt", "copiedAt", "startedAt", "endedAt"]
     assert set(told["durations"]) == {"waiting", "copying", "running"}
     await destroyed(service, told["runnerId"])
+
+
+async def test_nothing_is_too_long_to_arrive(service: Service) -> None:
+    content, text = bytes(range(256)) * 1000, "ä'\"\\" + "x" * 50_000
+    files = [{"path": "x", "content": b64encode(content).decode()}]
+    script = 'sha1sum <x; printf %s "$NAME" | wc -c; wc -c; : ' + "y" * 50_000
+    told = await run(service, script, files=files, stdin="z" * 50_000, environment={"NAME": text})
+    assert told["stdout"].split() == [sha1(content).hexdigest(), "-", str(len(text.encode())), "50000"]
 
 
 async def test_files_input_and_variables_arrive(service: Service) -> None:

@@ -148,12 +148,17 @@ async def test_a_copy_costs_less_memory_than_three_times_its_body(service: Servi
         "body = {'copy': [{'path': 'x', 'content': base64.b64encode(bytes(24_000_000)).decode()}]};"
         "print(httpx.patch(sys.argv[1], content=json.dumps(body), trust_env=False, timeout=30).status_code)"
     )
-    Path("/proc/self/clear_refs").write_text("5")  # forgets the peak so far
+    forget_peak()
     before = peak()
     url = f"{service.url}/runners/{runner}/files"
     done = await trio.run_process([sys.executable, "-c", request, url], capture_stdout=True)
     assert done.stdout == b"204\n"
     assert peak() - before < 3 * 32_000_000
+
+
+def forget_peak() -> None:
+    """Let `peak` begin anew."""
+    Path("/proc/self/clear_refs").write_text("5")
 
 
 def peak() -> int:

@@ -11,6 +11,7 @@ import trio
 from poseidon.api.files import disposition
 from poseidon.runners import files_download
 from tests.api.service import Service, open_service, until
+from tests.runners.test_files import forget_peak, peak
 
 LARGE = 8 * 1024 * 1024
 HUGE = 32 * 1024 * 1024 + 5
@@ -161,6 +162,19 @@ async def test_a_client_that_leaves_stops_the_reading(service: Service, runner: 
     await until(lambda: idle(service, runner))
     assert service.executor.kills == 1
     assert len((await fetched(service, runner, "x")).content) == HUGE
+
+
+async def test_a_client_that_is_slow_costs_no_memory(service: Service, runner: str, workspace: Path) -> None:
+    (workspace / "x").write_bytes(bytes(HUGE))
+    received = 0
+    forget_peak()
+    before = peak()
+    async with service.http.stream("GET", f"/runners/{runner}/files/raw?path=x") as answer:
+        await trio.sleep(0.05)
+        async for piece in answer.aiter_bytes():
+            received += len(piece)
+    assert received == HUGE
+    assert peak() - before < HUGE / 2
 
 
 async def test_a_file_that_gives_nothing_is_given_up(
