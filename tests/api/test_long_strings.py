@@ -89,12 +89,26 @@ def test_base64_is_decoded_piece_by_piece(content: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [b"QQ==" * 8, b"A" * 17, b"A" * 16 + b"Q===", b"A" * 16 + b"QQ=", b"A" * 20 + b"!AAA"]
+    "wrong",
+    [
+        b"QQ==" * 8,
+        b"A" * 14 + b"==" + b"A" * 16,
+        b"A" * 17,
+        b"A" * 16 + b"Q===",
+        b"A" * 16 + b"QQ=",
+        b"A" * 20 + b"!AAA",
+    ],
 )
 async def test_wrong_base64_is_refused_wherever_it_is_wrong(wrong: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(long_strings, "PIECE", 16)
     with pytest.raises(BadRequest, match="content: base64 with padding is expected"):
         await decoded(memoryview(wrong), "copy.0.content")
+
+
+@pytest.mark.parametrize("quoted", ['\\"', '\\\\\\"', "\\\\"])
+def test_what_stands_between_strings_stays(quoted: str) -> None:
+    text = bytearray(f'["{quoted}",{" " * LONG}"x"]'.encode())
+    assert taken_out(text) == (text, {})
 
 
 @pytest.mark.parametrize("body", [{"delete": ["x" * LONG]}, {"copy": [{"path": "x" * LONG}]}])

@@ -1,5 +1,6 @@
 """Files are copied and deleted by programs in the runner, as the contract wants them."""
 
+import json
 import stat
 import subprocess
 import sys
@@ -8,9 +9,11 @@ from collections.abc import AsyncIterator
 from io import BytesIO
 from pathlib import Path
 
+import httpx
 import pytest
 import trio
 
+from poseidon.api.server import ServerLimits
 from poseidon.errors import BadRequest, ConnectionLost
 from poseidon.runners import files
 from poseidon.runners.files_archive import File, archived, cleaned
@@ -247,6 +250,32 @@ async def test_base64_may_have_line_breaks_and_fields_any_case(service: Service,
 async def test_an_empty_request_is_fine(service: Service, runner: str) -> None:
     for body in (b"{}", b"null", b'{"copy": [], "delete": []}'):
         assert (await service.http.patch(f"/runners/{runner}/files", content=body)).status_code == 204
+
+
+async def test_a_body_above_the_limit_is_413_however_it_comes(tmp_path: Path) -> None:
+    async with open_service(tmp_path, limits=ServerLimits(body=100_000)) as service:
+        await service.put(1)
+        runner = await service.claim()
+        content = json.dumps({"copy": [{"path": "x", "content": "A" * 100_000}]}).encode()
+
+        async def pieces() -> AsyncIterator[bytes]:
+            for start in range(0, len(content), 30_000):
+                yield content[start : start + 30_000]
+
+        for body in (content, pieces()):
+            answer = await service.http.patch(f"/runners/{runner}/files", content=body)
+            assert (answer.status_code, set(answer.json())) == (413, {"message"})
+        assert not list(service.workspace(runner).iterdir())
+
+
+async def test_a_body_that_takes_too_long_is_408(tmp_path: Path) -> None:
+    async with open_service(tmp_path, limits=ServerLimits(body_timeout=0.2)) as service:
+        await service.put(1)
+        url = httpx.URL(f"{service.url}/runners/{await service.claim()}/files")
+        async with await trio.open_tcp_stream(url.host, url.port or 0) as stream:
+            await stream.send_all(f"PATCH {url.path} HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{{}}".encode())
+            with trio.fail_after(20):
+                assert (await stream.receive_some(100)).startswith(b"HTTP/1.1 408 ")
 
 
 # Without a runner
