@@ -17,7 +17,7 @@ MOST_QUOTES = 40_000
 """Quotes that are looked at, for each takes half a microsecond. A text with more has few long strings anyway."""
 MOST_BACKSLASHES = 256
 """In a row, before a quote; who sends more is served slowly."""
-PIECE = 1024 * 1024
+PIECE = 256 * 1024
 """Bytes of base64 that are decoded in one go: about a millisecond."""
 EXPECTED = "base64 with padding is expected"
 
