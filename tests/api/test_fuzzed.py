@@ -2,7 +2,8 @@
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,8 +17,10 @@ from hypothesis import HealthCheck, Phase, settings
 from schemathesis.checks import CHECKS
 
 from poseidon.api.openapi import document
-from poseidon.core.model import Environment, JobId
+from poseidon.core.command import Command
+from poseidon.core.model import Allocation, Environment, JobId
 from poseidon.errors import PlacementFailed
+from poseidon.executors.base import Process
 from tests.api.service import open_service
 from tests.fakes.plain import PlainExecutor
 
@@ -32,9 +35,19 @@ LEFT_OUT = {
 }
 
 
+INERT = Command(argv=("/bin/sh", "-c", "cat > /dev/null; printf output; printf errors >&2"), tty=False)
+"""What is run instead of anything that is asked for: commands and paths are made at random, some of them of constants
+found in our own code, and this executor keeps nobody from harming this machine."""
+
+
 @dataclass
 class SmallExecutor(PlainExecutor):
     """Room for a few: some of the pools that are asked for are absurd."""
+
+    @asynccontextmanager
+    async def execute(self, allocation: Allocation, command: Command) -> AsyncIterator[Process]:
+        async with super().execute(allocation, INERT) as process:
+            yield process
 
     async def start(self, job: JobId, environment: Environment) -> int:
         if len(self.jobs) >= 6:
