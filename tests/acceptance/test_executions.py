@@ -150,7 +150,7 @@ async def test_clients_that_leave_at_once_leave_no_fault_and_no_process(
             await socket.stop()
             await socket.closed()
     with trio.fail_after(PATIENCE):
-        while (await run(client, runner, "pgrep -fx 'sleep 4711'")).text("stdout"):
+        while (await run(client, runner, "grep -lzx '471[1]' /proc/[0-9]*/cmdline")).text("stdout"):
             await trio.sleep(0.05)
     records = [json.loads(line) for line in site.log.splitlines() if line.startswith("{")]
     assert not [record for record in records if record.get("level") in {"error", "critical"}]

@@ -152,7 +152,7 @@ async def test_a_client_that_closes_is_answered_and_its_command_stopped(client: 
                 await socket.send(CloseConnection(1000))
         assert (socket.heard.code, socket.heard.broken) == (1000, "")
     with trio.fail_after(PATIENCE):
-        while (await run(client, runner, "pgrep -fx 'sleep 4712'")).text("stdout"):
+        while (await run(client, runner, "grep -lzx '471[2]' /proc/[0-9]*/cmdline")).text("stdout"):
             await trio.sleep(0.05)
 
 
