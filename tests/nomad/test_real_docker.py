@@ -16,6 +16,8 @@ pytestmark = needs_docker
 AT_ONCE = 10
 HOG = "head -c 300000000 /dev/zero | tail"
 """`tail` keeps the last line, however long: more than the runner's 64 MB."""
+MANY_HOGS = "for ((i = 0; i < 60; i++)); do { head -c 3000000 /dev/zero; sleep 30; } | tail >/dev/null & done; wait"
+"""None of them is worth being killed, compared with a process that offers itself."""
 ANSWERER = """
 import socket
 while True:
@@ -90,7 +92,7 @@ async def test_a_command_that_exceeds_the_memory_says_so_and_its_runner_lives_on
 async def test_a_runner_that_is_killed_for_its_memory_ends_with_that_reason(tmp_path: Path) -> None:
     async with scene(tmp_path) as site:
         runner = await site.client.claim(ENVIRONMENT)
-        command = f"echo 1000 >/proc/1/oom_score_adj; {HOG}; sleep 60"
+        command = f"echo 1000 >/proc/1/oom_score_adj; {MANY_HOGS}"
         outcome = await site.run(runner, command, privilegedExecution=True, tty=False)
         assert outcome.last == OUT_OF_MEMORY
         assert await site.gone(runner) == "out_of_memory"
