@@ -1,6 +1,7 @@
 # The commands that the project keeps. Each sets up what it needs: a fresh Debian machine with Python 3.11 is enough.
 PYTHON ?= python3
 VENV ?= .venv
+WORKERS ?= 2
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
@@ -26,8 +27,8 @@ run: $(STAMP) ## Start Poseidon, run a first program in it, show what each step 
 serve: $(STAMP) ## Start Poseidon and keep it running (Ctrl-C stops it)
 	@$(BIN)/poseidon serve
 
-test: $(STAMP) ## All tests, in random order, with a coverage report
-	@$(BIN)/python -m pytest --cov --cov-report=term:skip-covered --durations=10 $(PYTEST_ARGS)
+test: $(STAMP) ## All tests, in random order, by WORKERS=2 processes, with a coverage report
+	@$(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=worksteal --cov --cov-report=term:skip-covered --durations=10 $(PYTEST_ARGS)
 
 check: $(STAMP) ## Format, lint, types, import layers, migrations
 	@$(BIN)/ruff format --check .

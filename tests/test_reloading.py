@@ -128,7 +128,7 @@ async def test_sighup_is_the_end_of_a_terminal_and_elsewhere_a_wish_to_reload(
         if not terminal:
             await nursery.start(reloading.listen)
         signal.raise_signal(signal.SIGHUP)
-        with trio.fail_after(10):
+        with trio.fail_after(30):
             await (stopping.wanted if terminal else reloaded).wait()
         assert stopping.wanted.is_set() == terminal
         nursery.cancel_scope.cancel()

@@ -88,7 +88,7 @@ async def test_a_killed_runner_ends_its_execution_and_is_410_with_the_reason(tmp
         await client.put()
         runner = await client.claim()
         url = await client.create(runner, "sleep 60")
-        with trio.fail_after(10):
+        with trio.fail_after(30):
             async with connect(url, compression=None, proxy=None) as channel:
                 assert json.loads(await channel.recv()) == {"type": "start"}
                 await trio.sleep(0.2)
@@ -144,7 +144,7 @@ async def test_an_operator_reads_the_database_while_the_daemon_works(tmp_path: P
         reader = sqlite3.connect(tmp_path / "poseidon.db", isolation_level=None)
         reader.execute("BEGIN")
         reader.execute("SELECT count(*) FROM runners").fetchone()
-        with trio.fail_after(5):
+        with trio.fail_after(30):
             await client.claim()
         reader.close()
 

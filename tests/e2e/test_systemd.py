@@ -25,7 +25,7 @@ async def test_readiness_is_told_after_listening_and_the_watchdog_is_fed(tmp_pat
         os.environ["WATCHDOG_USEC"] = "400000"
         try:
             async with open_daemon(tmp_path) as daemon:
-                with trio.fail_after(10):
+                with trio.fail_after(30):
                     assert b"READY=1" in await told.recv(4096)
                     async with httpx.AsyncClient(trust_env=False) as http:
                         assert (await http.get(f"{daemon.url}/version")).status_code == 200
@@ -33,7 +33,7 @@ async def test_readiness_is_told_after_listening_and_the_watchdog_is_fed(tmp_pat
                         pass
                 assert daemon.process is not None
                 daemon.process.send_signal(signal.SIGTERM)
-                with trio.fail_after(10):
+                with trio.fail_after(30):
                     while b"STOPPING=1" not in await told.recv(4096):
                         pass
                 await trio.to_thread.run_sync(daemon.process.wait)

@@ -66,7 +66,7 @@ class Box:
         command = ("unshare", *user, "--fork", "--pid", "--mount-proc", "--kill-child", "sleep", "infinity")
         self._first = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=self.environment)
         children = Path(f"/proc/{self._first.pid}/task/{self._first.pid}/children")
-        with trio.fail_after(10), suppress(FileNotFoundError, ProcessLookupError):  # it is stopped meanwhile
+        with trio.fail_after(30), suppress(FileNotFoundError, ProcessLookupError):  # it is stopped meanwhile
             while not (found := children.read_text().split()):
                 await trio.sleep(0.002)
             self.init = int(found[0])

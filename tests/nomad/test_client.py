@@ -163,7 +163,7 @@ async def test_nobody_there_is_unreachable() -> None:
     async with open_loopback() as nomad:
         url = nomad.url
     async with open_client(NomadSettings(address=url, token=TOKEN)) as client:
-        with trio.fail_after(5), pytest.raises(ExecutorUnreachable, match="can't be reached") as caught:
+        with trio.fail_after(30), pytest.raises(ExecutorUnreachable, match="can't be reached") as caught:
             await client.get("/v1/jobs", STUBS)
     assert TOKEN not in str(caught.value)
 
@@ -178,7 +178,7 @@ async def test_what_is_not_http_is_unreachable() -> None:
         [listener] = await nursery.start(partial(trio.serve_tcp, talk, 0, host="127.0.0.1"))
         url = f"http://127.0.0.1:{listener.socket.getsockname()[1]}"
         async with open_client(NomadSettings(address=url)) as client:
-            with trio.fail_after(5), pytest.raises(ExecutorUnreachable, match="can't be reached"):
+            with trio.fail_after(30), pytest.raises(ExecutorUnreachable, match="can't be reached"):
                 await client.get("/v1/jobs", STUBS)
         nursery.cancel_scope.cancel()
 
@@ -189,7 +189,7 @@ async def test_an_answer_that_does_not_come_is_given_up() -> None:
 
     async with connected(request_timeout=0.05) as (client, nomad):
         nomad.on("GET", "/v1/jobs", stall)
-        with trio.fail_after(5), pytest.raises(ExecutorUnreachable, match="didn't answer in time"):
+        with trio.fail_after(30), pytest.raises(ExecutorUnreachable, match="didn't answer in time"):
             await client.get("/v1/jobs", STUBS)
 
 
@@ -248,7 +248,7 @@ async def test_requests_cancelled_at_any_moment_never_block_later_ones() -> None
             async with trio.open_nursery() as nursery:
                 for _ in range(30):
                     nursery.start_soon(ask_and_cancel, client, trio.current_time() + 0.4)
-        with trio.fail_after(3):
+        with trio.fail_after(20):
             async with trio.open_nursery() as nursery:
                 for _ in range(10):
                     nursery.start_soon(client.get, "/v1/jobs", STUBS)

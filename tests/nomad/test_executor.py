@@ -76,7 +76,7 @@ async def test_it_is_all_that_the_shell_asks_for() -> None:
 
 
 async def test_opening_never_waits_for_nomad() -> None:
-    with trio.fail_after(2):
+    with trio.fail_after(20):
         async with open_nomad(NomadSettings(address="http://192.0.2.1:4646")):
             pass
 
@@ -116,7 +116,7 @@ async def test_an_evaluation_that_the_stream_tells_of_before_the_answer_is_not_a
                     pass
 
             nursery.start_soon(apply)
-            with trio.fail_after(2):
+            with trio.fail_after(20):
                 assert await executor.start(JOB, ENVIRONMENT) == 50
             nursery.cancel_scope.cancel()
         assert not nomad.asked("GET", "/v1/evaluation/e1")
@@ -139,7 +139,7 @@ async def test_without_a_stream_the_evaluation_is_looked_up_until_it_has_ended()
 async def test_an_evaluation_that_takes_too_long_holds_up_nobody() -> None:
     async with opened(evaluation_timeout=0.1) as (executor, nomad):
         nomad.on("GET", "/v1/evaluation/e1", Reply(evaluation("pending")))
-        with trio.fail_after(2):
+        with trio.fail_after(20):
             assert await executor.start(JOB, ENVIRONMENT) == 50
 
 
@@ -192,7 +192,7 @@ async def test_a_recorded_placement_failure_is_understood() -> None:
                         pass
 
             nursery.start_soon(follow)
-            with trio.fail_after(5), pytest.raises(PlacementFailed, match="nomad has no room: "):
+            with trio.fail_after(30), pytest.raises(PlacementFailed, match="nomad has no room: "):
                 await executor.start(JobId(register["JobID"]), ENVIRONMENT)
             nursery.cancel_scope.cancel()
 
@@ -588,7 +588,7 @@ async def test_both_sides_show_their_certificates_for_requests_and_for_the_strea
         nomad.on("GET", "/v1/event/stream", sends(heard, then=for_ever))
         if known:
             ours["tls_ca_file"] = str(certificates / "ca.pem")
-        with trio.fail_after(10):
+        with trio.fail_after(30):
             async with open_nomad(NomadSettings(address=nomad.url, **ours)) as executor:
                 if known:
                     assert len((await executor.list_jobs()).listing.jobs) == 2

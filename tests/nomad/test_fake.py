@@ -26,7 +26,7 @@ BROKEN = (httpx.TransportError, httpx.StreamError)
 
 @asynccontextmanager
 async def opened(**options: Any) -> AsyncIterator[tuple[NomadFake, Client]]:
-    with trio.fail_after(8):
+    with trio.fail_after(30):
         async with open_nomad_fake(**options) as fake, Client(base_url=fake.url) as client:
             yield fake, client
 

@@ -63,7 +63,7 @@ def kind(value: Any) -> str:
 
 @asynccontextmanager
 async def opened(**options: Any) -> AsyncIterator[tuple[NomadFake, Client]]:
-    with trio.fail_after(10):
+    with trio.fail_after(30):
         async with open_nomad_fake(nodes=3, **options) as fake, Client(base_url=fake.url) as client:
             yield fake, client
 

@@ -30,7 +30,7 @@ async def test_no_runner_is_claimed_twice_and_the_pool_fills_again(tmp_path: Pat
     async with open_rig(tmp_path) as rig:
         await rig.put(5)
         claimed: list[Runner] = []
-        with trio.fail_after(10):
+        with trio.fail_after(30):
             async with trio.open_nursery() as nursery:
                 for _ in range(40):
                     nursery.start_soon(take, rig, claimed)
@@ -57,7 +57,7 @@ async def test_more_runners_that_come_at_once_than_clients_wait_are_given_one_ea
     async with open_rig(tmp_path, executor) as rig:
         await rig.put(2)
         claimed: list[Runner] = []
-        with trio.fail_after(10):
+        with trio.fail_after(30):
             async with trio.open_nursery() as nursery:
                 for number in range(3):
                     nursery.start_soon(take, rig, claimed)

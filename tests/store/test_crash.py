@@ -76,6 +76,6 @@ async def test_a_kill_while_the_database_is_made_leaves_nothing_half_made(tmp_pa
     path = tmp_path / "poseidon.db"
     done = await trio.to_thread.run_sync(lambda: subprocess.run(python(script, path), env=ENVIRONMENT, check=False))
     assert done.returncode == -9
-    with trio.fail_after(10):
+    with trio.fail_after(30):
         async with open_store(path):
             assert check(path).problems == ()

@@ -112,7 +112,7 @@ async def test_pruning_goes_on_when_there_is_room_again(full: Store, logged: lis
     )
     full.submit(partial(put, key="big", value=BIG))
     ages = Ages(runners=1, executions=1, transitions=1)
-    with trio.fail_after(10):
+    with trio.fail_after(30):
         async with trio.open_nursery() as nursery:
             await nursery.start(partial(keep_house, full, ages, lambda: NOW + 100, interval=0.01))
             while "old records not pruned" not in [entry["event"] for entry in logged]:
@@ -169,7 +169,7 @@ async def test_a_disk_that_fills_up_and_is_emptied_loses_nothing_acknowledged(sm
 
 async def test_a_full_disk_at_the_start_is_told(small_disk: Path) -> None:
     (small_disk / "ballast").write_bytes(bytes(2 * 1024 * 1024 - 3 * PAGE))
-    with trio.fail_after(10), pytest.raises(StoreError, match=r"full|space"):
+    with trio.fail_after(30), pytest.raises(StoreError, match=r"full|space"):
         async with open_store(small_disk / "poseidon.db"):
             pass
     (small_disk / "ballast").unlink()

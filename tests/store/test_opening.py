@@ -24,7 +24,7 @@ from tests.store.values import NOW, environment
 
 async def check(path: Path, error: type[StoreError], *words: str) -> None:
     """Opening *path* is refused with a message that has all *words*, in one line."""
-    with trio.fail_after(10):
+    with trio.fail_after(30):
         with pytest.raises(error) as caught:
             async with open_store(path):
                 pass
@@ -157,7 +157,7 @@ async def test_damage_that_shows_only_in_a_write_makes_the_store_fail(
 ) -> None:
     monkeypatch.setattr(writer, "CLOSING_PATIENCE", 0.1)
     _damage(path, "%environments%")
-    with trio.fail_after(10), pytest.raises(StoreError, match="could not be saved: 1"):  # noqa: PT012
+    with trio.fail_after(30), pytest.raises(StoreError, match="could not be saved: 1"):  # noqa: PT012
         async with open_store(path) as store:
             store.submit(partial(save_environment, environment=environment(), at=NOW))
             with pytest.raises(StoreCorrupt, match="damaged"):
