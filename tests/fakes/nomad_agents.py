@@ -107,7 +107,12 @@ class Agent:
 
     @property
     def alive(self) -> bool:
-        return self.scope is not None
+        return self.scope is not None and not self.scope.cancel_called
+
+    @property
+    def down(self) -> bool:
+        """It has ended altogether, and may be started again."""
+        return self.scope is None
 
     async def work(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         try:

@@ -107,7 +107,8 @@ class Wire:
     async def flush(self) -> None:
         """Nobody cares whether the client is still there; its absence shows when reading."""
         async with self._lock:
-            with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+            # Busy: the agent has died, and somebody else sends the farewell.
+            with suppress(trio.BrokenResourceError, trio.ClosedResourceError, trio.BusyResourceError):
                 for data in self._protocol.data_to_send():
                     if data and not self.silent:
                         await self._stream.send_all(data)

@@ -119,7 +119,7 @@ class Nodes:
 
     async def revive(self, id: str) -> None:
         """Start the agent again: it tells of all that has ended, and finds out what it is to stop."""
-        await self.store.until(lambda: not self.agents[id].alive)
+        await self.store.until(lambda: self.agents[id].down)
         await self.nursery.start(self.servers[id].listen)
         await self.store.led()
         self._write("NodeRegistration", id, "Node re-registered", Status="initializing")
