@@ -73,7 +73,7 @@ def _distinct(ports: list[int]) -> list[int]:
 Count = Annotated[int, Field(ge=0, le=MOST)]
 Port = Annotated[int, Field(ge=1, le=65535)]
 Path = Annotated[str, BeforeValidator(_path)]
-Image = Annotated[str, Field(min_length=1, max_length=1024), AfterValidator(_nameable)]
+Image = Annotated[str, Field(max_length=1024), AfterValidator(_nameable)]
 Text = Annotated[str, BeforeValidator(_zero_text)]
 
 
@@ -83,7 +83,7 @@ class EnvironmentBody(Body):
     prewarming_pool_size: Annotated[Count, Field(description="runners that wait for clients")] = 0
     cpu_limit: Annotated[Count, Field(description="MHz; 0: the executor's default")] = 0
     memory_limit: Annotated[Count, Field(description="MB; 0: the executor's default")] = 0
-    image: Image
+    image: Annotated[Image, Field(description="none: the executor's own root")] = ""
     network_access: bool = False
     exposed_ports: Annotated[list[Port], AfterValidator(_distinct)] = Field(default=[])
 
