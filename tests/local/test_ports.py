@@ -82,7 +82,7 @@ class Serving:
         return process
 
     async def __aexit__(self, *_: object) -> None:
-        await self._execution.__aexit__(None, None, None)
+        await self._execution.__aexit__(None, None, None)  # noqa: ASYNC102 - it is bounded itself
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "127.0.0.1", "::1"])
