@@ -339,7 +339,7 @@ MUTANTS = (
         "an allocation of ours isn't recognised",
         ("or any(self._knows(allocation) for", "or any(False for"),
     ),
-    _strange("anything-recognised", "another cluster is believed", ("or not self.expected()", "or True")),
+    _strange("anything-recognised", "another cluster is believed", ("or not self.expected(known)", "or True")),
 )
 
 MARKS = "marks are our own; a cluster tells of none but those that we wrote"

@@ -144,9 +144,14 @@ class Roster:
         """Stops that are answered but not yet proven by a listing."""
         return sum(1 for entry in self._entries.values() if entry.job.stop is not None)
 
-    def expected(self) -> int:
-        """How many jobs the executor must have, by all that it has told and was asked for."""
-        return sum(1 for entry in self._entries.values() if rules.must_exist(entry.job))
+    def expected(self, known: int | None = None) -> int:
+        """How many jobs the executor must have, by all that it has told and was asked for, or by what it had up to
+        the version *known*."""
+        return sum(
+            1
+            for entry in self._entries.values()
+            if rules.must_exist(entry.job) and (known is None or entry.job.version <= known)
+        )
 
     def witness(self) -> JobId | None:
         """One of these jobs, if possible with a living runner."""
@@ -154,15 +159,16 @@ class Roster:
         best = max(expected, key=lambda entry: entry.runner is not None, default=None)
         return None if best is None else best.job.id
 
-    def recognises(self, listing: Listing) -> bool:
+    def recognises(self, listing: Listing, known: int) -> bool:
         """Whether a full listing is of the executor that we know: it has something of ours, or needn't have.
 
         Ids of jobs and allocations are unique; one of them is enough, be it of a job that is over. A cluster that was
-        restored from a backup has some."""
+        restored from a backup has some. *known*: the highest version of a job when the listing was asked for; jobs
+        that came later needn't be in it."""
         return (
             any(seen.job in self._entries for seen in listing.jobs)
             or any(self._knows(allocation) for allocation in listing.allocations)
-            or not self.expected()
+            or not self.expected(known)
         )
 
     def _knows(self, allocation: Allocation) -> bool:

@@ -99,7 +99,7 @@ class Dispatcher:
     async def _list_is_older(self) -> bool:
         asked = self.fleet.ask(self.clock.now())
         listing = await self.executor.snapshot()
-        self.recognition.check(listing)
+        self.recognition.check(listing, asked)
         self.handle(Listed(listing, asked))
         for batch in self.recognition.release():
             self.apply(batch)
@@ -113,7 +113,7 @@ class Dispatcher:
             return
         asked = self.fleet.ask(self.clock.now())
         found = await self.executor.list_jobs()
-        if found.listing.jobs_index < asked.jobs_version or not self.fleet.recognises(found.listing):
+        if found.listing.jobs_index < asked.jobs_version or not self.recognition.knows(found.listing, asked):
             await self.list_all()
             return
         self.handle(Listed(found.listing, asked))

@@ -7,6 +7,7 @@ from contextlib import suppress
 
 import trio
 
+from poseidon.core.events import Asked
 from poseidon.core.fleet import Fleet
 from poseidon.core.model import Listing
 from poseidon.errors import ExecutorUnreachable
@@ -81,11 +82,18 @@ class Recognition:
         held, self._held, self._size = self._held, [], 0
         return held
 
-    def check(self, listing: Listing) -> None:
+    def knows(self, listing: Listing, asked: Asked) -> bool:
+        """Whether a listing is of the executor that we know. News of our jobs tell that as well: one that has never
+        been placed leaves nothing else when it is stopped."""
+        return self._fleet.recognises(listing, asked.jobs_version) or any(
+            self._fleet.job(value.job) is not None for batch in self._held for value in batch.values
+        )
+
+    def check(self, listing: Listing, asked: Asked) -> None:
         """Raises ExecutorUnreachable for a listing of another executor."""
         if self._executor is None:
             return
-        self.sure = self._fleet.recognises(listing)
+        self.sure = self.knows(listing, asked)
         if not self.sure:
             self._is_stranger = True
             raise ExecutorUnreachable(_stranger(self._executor.address, self._fleet.expected()))

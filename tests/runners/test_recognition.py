@@ -7,7 +7,7 @@ import pytest
 import trio
 import trio.testing
 
-from poseidon.core.model import JobId, Listing
+from poseidon.core.model import JobGone, JobId, Listing
 from poseidon.errors import ExecutorUnreachable
 from poseidon.executors.base import HasAnAddress
 from poseidon.executors.trust import Trust
@@ -71,6 +71,39 @@ async def test_what_was_to_be_stopped_is_stopped_once_it_is_sure_who_answers(tmp
         assert executor.stopped == []
         executor.hand_on.set()
         await until(lambda: runner.job in executor.stopped)
+
+
+async def test_runners_that_start_while_a_listing_is_under_way_make_nobody_a_stranger(tmp_path: Path) -> None:
+    executor = DistantExecutor(list_interval=1000)
+    executor.hand_on = trio.Event()
+    async with open_rig(tmp_path, executor) as rig:
+        dispatcher = rig.shell.dispatchers["local"]
+        await until(lambda: len(executor.followers) == 1)
+        await trio.testing.wait_all_tasks_blocked()
+        await rig.put(1)
+        await rig.full(1)
+        executor.hand_on.set()
+        await until(lambda: dispatcher.listed or dispatcher.trouble is not None)
+        assert dispatcher.trouble is None
+
+
+async def test_the_end_of_a_job_that_was_never_placed_makes_nobody_a_stranger(tmp_path: Path) -> None:
+    executor = DistantExecutor(list_interval=1000, held=True)
+    async with open_rig(tmp_path, executor) as rig:
+        await rig.put(1)
+        await until(lambda: bool(executor.started))
+        [job] = rig.jobs()
+        await until(lambda: rig.fleet.expected() == 1)
+    executor.hand_on = trio.Event()
+    executor.remove(job)
+    async with open_rig(tmp_path, executor) as rig:
+        dispatcher = rig.shell.dispatchers["local"]
+        await until(lambda: len(executor.followers) == 1)
+        executor._send(JobGone(job, executor.version))  # the stream goes on where it was left
+        await trio.testing.wait_all_tasks_blocked()
+        executor.hand_on.set()
+        await until(lambda: dispatcher.listed or dispatcher.trouble is not None)
+        assert dispatcher.trouble is None
 
 
 async def test_news_without_end_before_the_first_listing_break_the_stream_off(
