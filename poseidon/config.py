@@ -14,10 +14,10 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from poseidon.config_access import (
+    ClusterToken,
     LimitSettings,
     Origin,
     Proxy,
-    Secret,
     TlsSettings,
     Token,
     TokenName,
@@ -180,7 +180,7 @@ class NomadSettings(Section):
     enabled: bool = True
     address: str = ""
     port: Port = 4646
-    token: Secret = ""
+    token: ClusterToken = ""
     token_file: str = ""
     namespace: Annotated[str, Field(min_length=1)] = "default"
     region: str = ""

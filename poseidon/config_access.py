@@ -31,6 +31,12 @@ def _is_latin(text: str) -> bool:
     return True
 
 
+def _ascii(token: str) -> str:
+    if not token.isascii():
+        raise ValueError("expected a token of Nomad, which is ASCII")
+    return token
+
+
 def _perhaps_hashed(token: str) -> str:
     if is_hash(token) and not _DIGEST.fullmatch(token.removeprefix(HASHED)):
         raise ValueError(f"expected 64 hexadecimal digits after {HASHED}")
@@ -39,6 +45,8 @@ def _perhaps_hashed(token: str) -> str:
 
 Secret = Annotated[str, Field(repr=False), AfterValidator(_sendable)]
 """Sent or received in a header, and never shown."""
+ClusterToken = Annotated[Secret, AfterValidator(_ascii)]
+"""Sent to Nomad."""
 Token = Annotated[Secret, AfterValidator(_perhaps_hashed)]
 """A token that clients send, or `sha256:` and its digest."""
 TOKEN_NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$"  # noqa: S105 - a pattern

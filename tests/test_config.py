@@ -466,6 +466,7 @@ def test_a_bad_secret_is_refused_wherever_it_comes_from(tmp_path: Path) -> None:
     assert "Latin-1" in problems(tmp_path, POSEIDON_SERVER_TOKEN="a\nb")[0]
     (tmp_path / "token").write_text("a→b")
     assert "Latin-1" in problems(tmp_path, "[server]\ntoken_file = 'token'")[0]
+    assert "ASCII" in problems(tmp_path, "[nomad]\ntoken = 'geheïm'")[0]
     assert "a→b" not in str(problems(tmp_path, "[server]\ntoken_file = 'token'"))
 
 

@@ -190,7 +190,14 @@ class Carrier:
             )
             if found is None:
                 return
-            issued = await self._reads.read(partial(job_had_runner, job=job))
+            issued = await self._repeat(
+                "look-up",
+                job,
+                partial(self._reads.read, partial(job_had_runner, job=job)),
+                partial(self._fleet.needs_look_up, job),
+            )
+            if issued is None:
+                return
         finally:
             self._looking.discard(job)
         self._dispatcher.handle(

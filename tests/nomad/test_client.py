@@ -11,6 +11,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import httpx
 import pytest
 import trio
 
@@ -29,6 +30,7 @@ from poseidon.executors.nomad.client import (
     NotFound,
     Refused,
     TokenRefused,
+    index_of,
     open_client,
     path_of,
     shown,
@@ -254,12 +256,32 @@ async def test_requests_cancelled_at_any_moment_never_block_later_ones() -> None
                     nursery.start_soon(client.get, "/v1/jobs", STUBS)
 
 
+@pytest.mark.parametrize("index", ["9" * 19, "9" * 5000, "-1", "²"])
+def test_an_index_beyond_all_bounds_is_none(index: str) -> None:
+    assert index_of(httpx.Response(200, headers=httpx.Headers({"X-Nomad-Index": index}, encoding="latin-1"))) == 0
+
+
+@pytest.mark.parametrize("number", ["9" * 19, "9" * 400, "-" + "9" * 19, "1e3"])
+async def test_a_number_beyond_all_bounds_is_no_answer_of_nomad(number: str) -> None:
+    body = f'{{"ID": "x", "ModifyIndex": {number}}}'
+    async with connected() as (client, nomad):
+        nomad.on("GET", "/v1/job/x", Reply(body=body, index=5))
+        with pytest.raises(ExecutorUnreachable, match="not as Nomad does"):
+            await client.get("/v1/job/x", JOB)
+
+
 def test_what_somebody_says_is_made_fit_for_a_message() -> None:
     assert shown(b"a\r\n\x1b[31mb\xff\t" + b"c" * 5000).startswith("a [31mb\ufffd ccc")
     assert len(shown(b"c" * 5000)) == 300
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1:4646", "ftp://x", "http://", "http://x/v1", "http://x?y=1"])
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("127.0.0.1:4646", "ftp://x", "http://", "http://x/v1", "http://x?y=1"),
+        *("http://x:99999", "http://x:y", "http://[::1", "http://a..b", f"http://{'x' * 64}", "http://℀.x"),
+    ],
+)
 def test_an_address_is_a_url_of_a_host(address: str) -> None:
     with pytest.raises(ConfigError, match=r"nomad\.address"):
         NomadSettings(address=address)

@@ -154,6 +154,10 @@ async def test_a_plain_last_line_says_why_the_stream_ended(words: str, end: byte
         b'{"Index": "x"}\n',
         b'{"Error": "no"}\n',
         b'{"Index":1,"Events":[{"Payload":3}]}\n',
+        b'{"Index":' + b"9" * 30 + b',"Events":[]}\n',
+        b'{"Index":2,"Events":[{"Payload":{"Evaluation":{"ID":"e","JobID":"j","CreateIndex":1,"ModifyTime":'
+        + b"9" * 400
+        + b"}}}]}\n",
         b"{\n",
     ],
 )

@@ -192,6 +192,20 @@ def test_template_ids_are_exact(name: str, known: int | None) -> None:
     assert jobs.template_id(name) == known
 
 
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("0", 0), ("180", 180), (str(2**31 - 1), 2**31 - 1)]
+    + [(text, None) for text in ("", "-1", "x", str(2**31), "9" * 30, "9" * 5000, "١")],
+)
+def test_a_count_in_meta_is_a_number_within_reason(text: str, count: int | None) -> None:
+    assert jobs.count_of(text) == count
+    template = jobs.template_of(jobs.built_in(SETTINGS), ENVIRONMENT, SETTINGS)
+    next(each for each in template["TaskGroups"] if each["Name"] == "config")["Meta"]["prewarmingPoolSize"] = text
+    read = jobs.environment_of_template(template, SETTINGS)
+    assert read is not None
+    assert read.pool_size == (count or 0)
+
+
 @pytest.mark.parametrize("missing", ["image", "task"])
 def test_an_incomplete_template_is_none(missing: str) -> None:
     template = jobs.template_of(jobs.built_in(SETTINGS), ENVIRONMENT, SETTINGS)

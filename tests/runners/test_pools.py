@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 import trio
+from sqlalchemy import Connection
 
-from poseidon.core.model import ClientStatus, EnvironmentId, Phase, Reason, Runner
+from poseidon.core.model import ClientStatus, EnvironmentId, JobId, Phase, Reason, Runner
 from poseidon.errors import (
     BadRequest,
     EnvironmentNotFound,
@@ -14,7 +15,9 @@ from poseidon.errors import (
     StoreError,
     Unsupported,
 )
+from poseidon.runners import carrier
 from poseidon.runners.facts import PoolStatus
+from poseidon.store.queries import job_had_runner
 from tests.fakes.scripted import RecordingExecutor, ScriptedExecutor
 from tests.runners.shell import ONE, open_rig, until
 
@@ -185,6 +188,29 @@ async def test_a_cut_stream_is_taken_up_again(tmp_path: Path) -> None:
         await until(lambda: rig.shell.dispatchers["local"].reachable)
         await until(lambda: len(rig.executor.started) == 3)
         await rig.full(2)
+
+
+async def test_a_job_is_adopted_once_the_disk_can_be_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stranger = JobId("1-00000000-0000-4000-8000-000000000001")
+    refused = 0
+
+    def refuse(connection: Connection, job: JobId) -> bool:
+        nonlocal refused
+        refused += 1
+        if refused == 1:
+            raise StoreError("the disk fails")
+        return job_had_runner(connection, job)
+
+    monkeypatch.setattr(carrier, "job_had_runner", refuse)
+    async with open_rig(tmp_path) as rig:
+        await rig.put(1)
+        await rig.full(1)
+        rig.executor.register(stranger)
+        await until(lambda: stranger in rig.executor.stopped)
+        assert refused == 2
+        assert not any(each.crashes for each in rig.supervisor.status())
 
 
 async def test_a_strangers_job_of_a_known_environment_is_adopted(tmp_path: Path) -> None:

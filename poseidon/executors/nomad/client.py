@@ -35,6 +35,8 @@ REGISTERED = Decoder(wire.Registered)
 DEREGISTERED = Decoder(wire.Deregistered)
 
 LONGEST_TEXT = 300
+LONGEST_NUMBER = 18
+"""Digits that surely fit into 63 bits."""
 ENFORCED = "Enforcing job modify index"
 _refused_token = re.compile(r"permission denied|acl token|acl token lookup failed", re.IGNORECASE)
 _invalid = re.compile(r"\d+ errors? occurred|nonexistent namespace|Job ID does not match|Job must be specified")
@@ -250,7 +252,7 @@ def path_of(*parts: str) -> str:
 def index_of(response: httpx.Response) -> int:
     """As of which index an answer is true; 0: not told."""
     told = response.headers.get("X-Nomad-Index", "")
-    return int(told) if told.isdecimal() else 0
+    return int(told) if told.isdecimal() and len(told) <= LONGEST_NUMBER else 0
 
 
 def shown(content: bytes) -> str:

@@ -241,8 +241,8 @@ class NomadExecutor:
             found = await self._client.get(path_of("job", job, "allocations"), ALLOCATIONS, all="true")
             allocations = [await self._in_detail(each) for each in found.body if self._reader.concerns(each)]
         listing = Listing(seen, tuple(allocations), jobs_index, found.index, only=job)
-        timeout = meta.get(jobs.TIMEOUT, "")
-        return LookedUp(listing, meta.get(jobs.USED) == "true", int(timeout) if timeout.isdecimal() else None)
+        timeout = jobs.count_of(meta.get(jobs.TIMEOUT, ""))
+        return LookedUp(listing, meta.get(jobs.USED) == "true", timeout)
 
     async def _in_detail(self, stub: wire.Allocation) -> Allocation:
         """Lists of one job lack ports, and what an allocation replaces: of those that may run it is asked for."""

@@ -214,13 +214,20 @@ def environment_of_template(job: Json, settings: NomadSettings) -> Environment |
     return Environment(
         known,
         image,
-        pool_size=int(size) if size.isdecimal() else 0,
+        pool_size=count_of(size) or 0,
         cpu_limit=int(resources.get("CPU") or 0),
         memory_limit=int(resources.get("MemoryMaxMB") or 0),
         network_access=not isolated,
         exposed_ports=() if isolated else _exposed_ports(networks),
         executor=NAME,
     )
+
+
+def count_of(text: str) -> int | None:
+    """The number that a meta value is; None for anything else, and for what is beyond all reason: operators can write
+    what they like there."""
+    number = int(text) if text.isascii() and text.isdecimal() and len(text) <= 10 else LARGEST + 1
+    return number if number <= LARGEST else None
 
 
 def _exposed_ports(networks: list[Json]) -> tuple[int, ...]:

@@ -62,8 +62,7 @@ class NomadSettings:
     """Executions' connections at the same time: agents take 100 of one client in all."""
 
     def __post_init__(self) -> None:
-        parts = urlsplit(self.address)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/") or parts.query:
+        if not _is_address(self.address):
             raise ConfigError(f"nomad.address: expected http(s)://host:port, not {self.address!r}")
         if bool(self.tls_cert_file) != bool(self.tls_key_file):
             raise ConfigError("nomad.tls: a client certificate needs both cert_file and key_file")
@@ -72,3 +71,13 @@ class NomadSettings:
     def url(self) -> str:
         """The address without a slash at its end."""
         return self.address.rstrip("/")
+
+
+def _is_address(address: str) -> bool:
+    """Whether there can be something at *address*; what is no name or no port would fail later, and differently."""
+    try:
+        parts = urlsplit(address)
+        host, _ = (parts.hostname or "").encode("idna"), parts.port
+    except ValueError:
+        return False
+    return parts.scheme in ("http", "https") and bool(host) and not parts.path.strip("/") and not parts.query

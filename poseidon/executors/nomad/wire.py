@@ -1,10 +1,13 @@
 """What Nomad says, as far as it is used: newer versions may say more, and lists say null where events say nothing."""
 
-from typing import Generic, TypeVar
+from typing import Annotated, Generic, TypeVar
 
 import msgspec
 
 T = TypeVar("T")
+
+Number = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+"""What Go and SQLite hold; JSON itself has no bounds."""
 
 
 class Struct(msgspec.Struct, gc=False, rename="pascal"):
@@ -15,7 +18,7 @@ class TaskEvent(Struct):
     """Something that happened to a task."""
 
     type: str = ""
-    time: int = 0
+    time: Number = 0
     details: dict[str, str] | None = None
     display_message: str = ""
 
@@ -24,7 +27,7 @@ class TaskState(Struct):
     """Where a task stands. Only its last ten events are kept."""
 
     state: str = ""
-    restarts: int = 0
+    restarts: Number = 0
     started_at: str | None = None
     events: list[TaskEvent] | None = None
 
@@ -33,8 +36,8 @@ class AllocatedPort(Struct):
     """A port of the node that leads into the allocation."""
 
     label: str = ""
-    value: int = 0
-    to: int = 0
+    value: Number = 0
+    to: Number = 0
     host_ip: str = msgspec.field(default="", name="HostIP")
 
 
@@ -55,8 +58,8 @@ class Allocation(Struct):
 
     id: str = msgspec.field(name="ID")
     job_id: str = msgspec.field(name="JobID")
-    create_index: int
-    modify_index: int
+    create_index: Number
+    modify_index: Number
     name: str = ""
     task_group: str = ""
     node_id: str = msgspec.field(default="", name="NodeID")
@@ -69,30 +72,30 @@ class Allocation(Struct):
     followup_eval_id: str | None = msgspec.field(default=None, name="FollowupEvalID")
     previous_allocation: str | None = None
     next_allocation: str | None = None
-    modify_time: int = 0
+    modify_time: Number = 0
 
 
 class Metric(Struct):
     """Why a group wasn't placed."""
 
-    nodes_evaluated: int = 0
-    nodes_filtered: int = 0
-    nodes_exhausted: int = 0
-    nodes_available: dict[str, int] | None = None
-    constraint_filtered: dict[str, int] | None = None
-    dimension_exhausted: dict[str, int] | None = None
+    nodes_evaluated: Number = 0
+    nodes_filtered: Number = 0
+    nodes_exhausted: Number = 0
+    nodes_available: dict[str, Number] | None = None
+    constraint_filtered: dict[str, Number] | None = None
+    dimension_exhausted: dict[str, Number] | None = None
     quota_exhausted: list[str] | None = None
 
 
 class Evaluation(Struct):
     id: str = msgspec.field(name="ID")
     job_id: str = msgspec.field(name="JobID")
-    create_index: int
+    create_index: Number
     triggered_by: str = ""
     status: str = ""
     failed_groups: dict[str, Metric] | None = msgspec.field(default=None, name="FailedTGAllocs")
     blocked_eval: str | None = None
-    modify_time: int = 0
+    modify_time: Number = 0
 
 
 class TaskGroup(Struct):
@@ -102,15 +105,15 @@ class TaskGroup(Struct):
 
 class Job(Struct):
     id: str = msgspec.field(name="ID")
-    modify_index: int
+    modify_index: Number
     status: str = ""
     stop: bool | None = False
-    job_modify_index: int = 0
+    job_modify_index: Number = 0
     task_groups: list[TaskGroup] | None = None
 
 
 class GroupSummary(Struct):
-    running: int = 0
+    running: Number = 0
 
 
 class JobSummary(Struct):
@@ -121,8 +124,8 @@ class JobStub(Struct):
     """A job in a list."""
 
     id: str = msgspec.field(name="ID")
-    modify_index: int
-    job_modify_index: int = 0
+    modify_index: Number
+    job_modify_index: Number = 0
     """As of the newest registration that changed it."""
     status: str = ""
     stop: bool | None = False
@@ -148,14 +151,14 @@ class Event(Struct):
 class Line(Struct):
     """A line of the event stream; an empty object is a heartbeat."""
 
-    index: int = 0
+    index: Number = 0
     events: list[Event] | None = None
 
 
 class Registered(Struct):
     """The answer to a registration."""
 
-    job_modify_index: int
+    job_modify_index: Number
     eval_id: str = msgspec.field(default="", name="EvalID")
     warnings: str | None = ""
 
