@@ -41,6 +41,9 @@ def taken(marks: Marks, chunks: list[bytes]) -> list[bytes | tuple[int, ...]]:
 @given(PIECES, st.lists(st.integers(0, 200)))
 @example([(3, 0)], [1, 2, 3, 4])
 @example([b"\x1e42", (3, 0), b"\x1e"], [3])
+@example([b"\x1e42", b" -0", b"\x1e"], [])
+@example([b"\x1e42 007\x1e"], [])
+@example([b"\x1e42 " + b"9" * 5000 + b"\x1e"], [])
 def test_however_output_is_cut_the_same_comes_out(pieces: list[bytes | tuple[int, int]], cuts: list[int]) -> None:
     data = b"".join(mark(*piece) if isinstance(piece, tuple) else piece for piece in pieces)
     points = sorted({0, len(data), *(cut for cut in cuts if cut < len(data))})

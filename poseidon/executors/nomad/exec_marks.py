@@ -21,7 +21,7 @@ class Marks:
 
     def __init__(self, tag: bytes) -> None:
         self._begin = SEPARATOR + tag
-        self._whole = re.compile(re.escape(self._begin) + rb"((?: -?\d{1,19})*)" + SEPARATOR)
+        self._whole = re.compile(re.escape(self._begin) + rb"((?: (?:0|-?[1-9]\d{0,18}))*)" + SEPARATOR)
         self._longest = len(self._begin) + LONGEST_TELLING
         self._held = b""
 
