@@ -491,6 +491,39 @@ async def test_a_template_that_vanishes_or_is_incomplete_is_left_out() -> None:
         assert await executor.environments() == []
 
 
+def group(**fields: Any) -> dict[str, Any]:
+    return {"TaskGroups": [{"Name": "default-group", **fields}]}
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"ID": 3},
+        {"JobModifyIndex": None},
+        {"TaskGroups": "x"},
+        {"TaskGroups": [None]},
+        group(Meta=[1]),
+        group(Tasks=3),
+        group(Tasks=[None]),
+        group(Tasks=[{"Name": "default-task", "Config": "x"}]),
+        group(Tasks=[{"Name": "default-task", "Resources": []}]),
+        group(Tasks=[{"Name": "default-task", "Resources": {"CPU": "1"}}]),
+        group(Networks="x"),
+        group(Networks=[3]),
+        group(Networks=[{"DynamicPorts": [3]}]),
+    ],
+)
+async def test_a_job_of_another_shape_is_no_answer_of_nomad(odd: dict[str, Any]) -> None:
+    async with opened() as (executor, nomad):
+        nomad.on("GET", "/v1/jobs", Reply([{"ID": "template-1", "ModifyIndex": 1}]))
+        for job in ("template-1", JOB):
+            nomad.on("GET", f"/v1/job/{job}", Reply({"ID": job, "JobModifyIndex": 1, **odd}))
+        with pytest.raises(ExecutorUnreachable, match="not as Nomad does"):
+            await executor.environments()
+        with pytest.raises(ExecutorUnreachable, match="not as Nomad does"):
+            await executor.mark(JOB, used=True, timeout=3)
+
+
 async def test_a_template_is_removed_for_good() -> None:
     async with opened() as (executor, nomad):
         nomad.on("DELETE", "/v1/job/template-10", recorded("delete_job_unknown"))

@@ -25,6 +25,8 @@ Decoder = msgspec.json.Decoder
 
 JOB = Decoder(wire.Job)
 JSON = Decoder(dict[str, Any])
+RAW = Decoder(msgspec.Raw)
+WHOLE_JOB = Decoder(wire.WholeJob)
 ALLOCATIONS = Decoder(list[wire.Allocation])
 ALLOCATION = Decoder(wire.Allocation)
 EVALUATION = Decoder(wire.Evaluation)
@@ -94,6 +96,13 @@ class Client:
         """Raises ExecutorUnreachable, Refused."""
         response = await self._ask("GET", path, query, None, self.settings.request_timeout)
         return wire.Answer(self._decoded(response, decoder), index_of(response))
+
+    async def get_whole_job(self, job: str) -> dict[str, Any]:
+        """A job with all that there is in it. Raises ExecutorUnreachable, Refused."""
+        raw = (await self.get(path_of("job", job), RAW)).body
+        with self._decoding():
+            WHOLE_JOB.decode(raw)  # whoever changes it may rely on that
+            return JSON.decode(raw)
 
     async def get_list(self, path: str, read: Callable[[bytes], T], **query: str) -> wire.Answer[T]:
         """A list that may be long, read in a thread. Raises ExecutorUnreachable, Refused."""

@@ -20,6 +20,7 @@ from poseidon.duplex import DuplexConnection
 from poseidon.errors import AllocationGone, ConnectionLost, ExecutorError, ExecutorUnreachable
 from poseidon.executors.base import Stream
 from poseidon.executors.nomad.exec_target import ExecTarget
+from poseidon.executors.nomad.wire import Number
 
 LARGEST_FRAME = 16 * 1024 * 1024
 QUEUE = 64
@@ -51,7 +52,7 @@ class _Data(msgspec.Struct, gc=False):
 
 
 class _Result(msgspec.Struct, gc=False):
-    exit_code: int = 0
+    exit_code: Number = 0
 
 
 class _Frame(msgspec.Struct, gc=False):

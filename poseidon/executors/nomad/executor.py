@@ -19,7 +19,6 @@ from poseidon.executors.nomad.client import (
     DEREGISTERED,
     EVALUATIONS,
     JOB,
-    JSON,
     REGISTERED,
     STUBS,
     Client,
@@ -182,7 +181,7 @@ class NomadExecutor:
             if not known or known.get("Stop") or changed is None:
                 return
             try:
-                await self._register(changed, int(known["JobModifyIndex"]))
+                await self._register(changed, int(known.get("JobModifyIndex", 0)))
             except Conflict:
                 continue
             except Refused as error:
@@ -194,7 +193,7 @@ class NomadExecutor:
         """A job as it is; empty if there is none."""
         with nothing_to_refuse():
             try:
-                return (await self._client.get(path_of("job", job), JSON)).body
+                return await self._client.get_whole_job(job)
             except NotFound:
                 return {}
 

@@ -1,6 +1,6 @@
 """What Nomad says, as far as it is used: newer versions may say more, and lists say null where events say nothing."""
 
-from typing import Annotated, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
 
@@ -110,6 +110,42 @@ class Job(Struct):
     stop: bool | None = False
     job_modify_index: Number = 0
     task_groups: list[TaskGroup] | None = None
+
+
+class _Port(Struct):
+    to: Number = 0
+
+
+class _Network(Struct):
+    dynamic_ports: list[_Port] | None = None
+
+
+class _Resources(Struct):
+    cpu: Number = msgspec.field(default=0, name="CPU")
+    memory_max: Number = msgspec.field(default=0, name="MemoryMaxMB")
+
+
+class _WholeTask(Struct):
+    name: str = ""
+    driver: str = ""
+    config: dict[str, Any] | None = None
+    resources: _Resources | None = None
+
+
+class _WholeGroup(Struct):
+    name: str | None = ""
+    meta: dict[str, str] | None = None
+    networks: list[_Network] | None = None
+    tasks: list[_WholeTask] | None = None
+
+
+class WholeJob(Struct):
+    """What is relied upon in a job that is kept as it is, to be registered again."""
+
+    id: str = msgspec.field(name="ID")
+    job_modify_index: Number = 0
+    stop: bool | None = False
+    task_groups: list[_WholeGroup] | None = None
 
 
 class GroupSummary(Struct):
