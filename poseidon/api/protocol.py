@@ -104,6 +104,8 @@ class HttpProtocol(H11Protocol):
         return not (isinstance(self._last, WebSocket) and self._last.parted)
 
     async def stream_send(self, event: Event) -> None:
+        if isinstance(event, Response) and event.status_code == HTTPStatus.NO_CONTENT:
+            event.headers[:] = [each for each in event.headers if each[0] != b"content-length"]  # RFC 9110, 8.6
         if isinstance(event, Response) and event.status_code >= 200 and self._is_last():
             event.headers[:] = [
                 *(each for each in event.headers if each[0] != b"connection"),
@@ -156,6 +158,11 @@ class HttpProtocol(H11Protocol):
             await self.send(Closed())
             return
         headers = list(request.headers)
+        if sum(len(name) + len(value) for name, value in headers) + len(target) > self.config.h11_max_incomplete_size:
+            # h11 only looks at what is incomplete, and a head may arrive in one piece.
+            await self._send_error_response(431, bare=request.method == b"HEAD")
+            await self.send(Closed())
+            return
         wants_websocket = request.method == b"GET" and _wants_websocket(headers)
         self.stream = self._last = (WebSocket if wants_websocket else HttpExchange)(
             self.app,

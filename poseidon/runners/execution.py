@@ -242,7 +242,8 @@ class Execution:
         try:
             while data := await self.input.take():
                 await process.send(data)
-            await process.close_stdin()
+            if self._outcome is None:  # else it is we who gave up: a program that waits is stopped, not fooled
+                await process.close_stdin()
         except ExecutorError:
             pass  # the process's end tells of it
         self.input.discard()

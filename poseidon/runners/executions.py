@@ -147,7 +147,7 @@ class Executions:
     @contextmanager
     def _place(self, runner: RunnerId) -> Iterator[None]:
         """Room for one more execution in *runner*. Raises Overloaded."""
-        waiting = sum(each.runner == runner for each in self._waiting.values())
+        waiting = sum(each.runner == runner and not self._is_late(each) for each in self._waiting.values())
         present = waiting + sum(each.runner == runner for each in self._lives)
         if 0 < self._caps.per_runner <= present + self._coming[runner]:
             raise Overloaded(f"the runner has {self._caps.per_runner} executions already, as many as allowed")
@@ -162,7 +162,7 @@ class Executions:
         """The execution that waits in *runner*. Raises RunnerGone, ExecutionNotFound."""
         self._claims.used(runner)
         waiting = self._waiting.get(execution)
-        if waiting is None or waiting.runner != runner or waiting.created_at < self._now() - self._expiry:
+        if waiting is None or waiting.runner != runner or self._is_late(waiting):
             raise ExecutionNotFound("execution id unknown")
         return waiting
 
@@ -204,16 +204,19 @@ class Executions:
     def forget_stale(self) -> None:
         """Give up what waits for too long, or in a runner that is gone."""
         now = self._now()
-        for waiting in [each for each in self._waiting.values() if self._is_stale(each, now)]:
+        for waiting in [each for each in self._waiting.values() if self._is_stale(each)]:
             del self._waiting[waiting.id]
         self._records.submit(partial(expire_executions, created_before=now - self._expiry, at=now))
 
-    def _is_stale(self, waiting: WaitingExecution, now: float) -> bool:
+    def _is_stale(self, waiting: WaitingExecution) -> bool:
         try:
             self._claims.used(waiting.runner)
         except RunnerGone:
             return True
-        return waiting.created_at < now - self._expiry
+        return self._is_late(waiting)
+
+    def _is_late(self, waiting: WaitingExecution) -> bool:
+        return waiting.created_at < self._now() - self._expiry
 
     async def _begin(self, runner: RunnerId, execution: ExecutionId) -> Execution:
         self.find(runner, execution)

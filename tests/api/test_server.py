@@ -279,6 +279,21 @@ async def test_requests_share_a_connection_and_tell_no_versions(plain: QuartTrio
             assert {line.split(":")[0] for line in head.lower().split("\r\n")[1:]} == {"content-type", "content-length"}
 
 
+async def test_an_answer_that_has_no_body_by_its_status_tells_no_length(plain: QuartTrio) -> None:
+    @plain.get("/nothing")
+    async def nothing() -> tuple[str, int]:
+        return "", 204
+
+    async with serving(plain) as served:
+        client = await served.connect()
+        for _ in range(2):
+            await client.send("GET /nothing HTTP/1.1\r\nHost: x\r\n\r\n")
+            head = await client.head()
+            assert head.startswith("HTTP/1.1 204")
+            assert "content-length" not in head.lower()
+        assert (await client.get("/"))[1] == b'{"hello":"world"}\n'
+
+
 @pytest.mark.parametrize("line", ["HTTP/1.1\r\nConnection: close", "HTTP/1.0"])
 async def test_a_connection_that_is_to_be_closed_is_closed_at_once(plain: QuartTrio, line: str) -> None:
     async with serving(plain) as served:
@@ -355,6 +370,7 @@ NONSENSE = {
     "unknown coding": (b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: zip\r\n\r\n", 501),
     "bad chunk": (b"POST /length HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", 400),
     "header too large": (b"GET / HTTP/1.1\r\nHost: x\r\nA: " + b"a" * 40_000, 431),
+    "complete, but too large": (b"GET / HTTP/1.1\r\nHost: x\r\nA: " + b"a" * 33_000 + b"\r\n\r\n", 431),
     "websocket, no key": (b"GET / HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n", 400),
 }
 

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,7 @@ from poseidon.core.command import Command
 from poseidon.core.model import ExecutionId, RunnerId
 from poseidon.errors import ExecutionNotFound, Overloaded, StoreError
 from poseidon.executors.base import Stream
+from poseidon.runners import execution as execution_module
 from poseidon.runners import executions as module
 from poseidon.runners.execution import Execution
 from poseidon.runners.execution_buffers import INPUT_MOST, LAST_MOST, OUTPUT_MOST, PIECE, InputBuffer, OutputBuffer
@@ -263,3 +264,26 @@ async def test_a_runner_has_a_bounded_number_of_executions_and_room_again_when_o
     assert (refused, bench.executions.waiting) == (2, 3)
     await create()
     assert (refused, bench.executions.waiting) == (3, 3)
+
+
+async def test_executions_that_have_expired_take_no_room(bench: Bench) -> None:
+    bench.executions._caps = module.Caps(per_runner=1)
+    late = await bench.executions.create(bench.runner, Command("true"))
+    with pytest.raises(Overloaded):
+        await bench.executions.create(bench.runner, Command("true"))
+    waiting = bench.executions._waiting
+    waiting[late] = replace(waiting[late], created_at=waiting[late].created_at - 301)
+    await bench.executions.create(bench.runner, Command("true"))
+
+
+async def test_the_time_limit_is_no_end_of_input(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(execution_module, "GRACE", 0.3)
+    mark = tmp_path / "fooled"
+    puppet = Puppet()
+    puppet.reads.set()
+    waiting = await bench.create(f"read -r line || touch '{mark}'; sleep 60", time_limit=1)
+    with trio.fail_after(30):
+        await bench.executions.run(bench.runner, waiting, puppet)
+        await until(lambda: not bench.executions.running)
+    assert puppet.outcome is not None and puppet.outcome.ending is Ending.TIMEOUT
+    assert not mark.exists()
