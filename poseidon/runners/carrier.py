@@ -37,6 +37,9 @@ log = structlog.get_logger(__name__)
 
 ANSWER_WITHIN = 120.0
 """Seconds for one request to an executor; it bounds itself more tightly where it can."""
+MARK_SURE_AFTER = 15.0
+"""Seconds after which a request that wasn't answered isn't carried out any more: Nomad holds one for 5 s at most while
+its servers have no leader."""
 CHECK_INTERVAL = 1.0
 """Seconds between two looks for jobs that are overdue."""
 
@@ -205,22 +208,41 @@ class Carrier:
         )
 
     async def _mark(self, job: JobId) -> None:
+        """Write the mark that is wanted. What was asked in vain may still be carried out, even after the opposite was
+        found to be the case already: then it is looked at again when that is over."""
+        sure = await self._ask_for_mark(job)
+        while not sure and self._is_wanted(job):
+            await trio.sleep(MARK_SURE_AFTER)
+            if self._fleet.wanted_mark(job) is not None:
+                sure = await self._ask_for_mark(job)
+
+    async def _ask_for_mark(self, job: JobId) -> bool:
+        """Whether the first request was answered."""
         records = _records(self._executor)
         assert records is not None
+        asked = answered = 0
+
+        async def ask(used: bool, timeout: int) -> None:  # noqa: ASYNC109 - a value that is written
+            nonlocal asked, answered
+            asked += 1
+            await records.mark(job, used=used, timeout=timeout)
+            answered += 1
+
         with self._request(job) as lock:
             async with lock:
                 wanted = self._fleet.wanted_mark(job)
                 if wanted is None:
-                    return
+                    return True
                 runner = self._fleet.living(job)
                 timeout = 0 if runner is None else runner.timeout
-                await self._repeat(
-                    "mark",
-                    job,
-                    partial(records.mark, job, used=wanted, timeout=timeout),
-                    lambda: self._fleet.wanted_mark(job) == wanted,
-                )
+                request = partial(ask, wanted, timeout)
+                await self._repeat("mark", job, request, lambda: self._fleet.wanted_mark(job) == wanted)
         self._dispatcher.handle(Marked(job, wanted))
+        return asked == answered
+
+    def _is_wanted(self, job: JobId) -> bool:
+        known = self._fleet.job(job)
+        return known is not None and known.stop is None
 
     async def _repeat(
         self, what: str, job: JobId, request: Callable[[], Awaitable[T]], wanted: Callable[[], bool]

@@ -317,10 +317,13 @@ async def serve_exec(
             await stream.send_all(b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 11\r\n\r\nbad command")
             return
         await trio.sleep(behaviour.answer_delay)
-        await stream.send_all(
-            b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-            b"Sec-WebSocket-Accept: " + accept_key(head.headers["sec-websocket-key"]).encode() + b"\r\n\r\n"
-        )
+        try:
+            await stream.send_all(
+                b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+                b"Sec-WebSocket-Accept: " + accept_key(head.headers["sec-websocket-key"]).encode() + b"\r\n\r\n"
+            )
+        except trio.BusyResourceError:  # the agent dies in this very moment, and its farewell is being sent
+            return
         wire = Wire(stream)
         try:
             box = find(head.path.split("/")[4], head.option("task"))

@@ -1,5 +1,6 @@
 """Pools become what they should be, whatever happens to their runners, and back off when it is of no use."""
 
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from poseidon.core.model import ClientStatus, EnvironmentId, JobId, Phase, Reaso
 from poseidon.errors import (
     BadRequest,
     EnvironmentNotFound,
+    ExecutorUnreachable,
     PlacementFailed,
     PoseidonError,
     StoreError,
@@ -234,6 +236,36 @@ async def test_a_claim_is_marked_where_the_executor_keeps_records(tmp_path: Path
         executor.move(runner.job)
         await until(lambda: (runner.job, False) in executor.marks)
         assert executor.marks.count((runner.job, True)) == 1
+
+
+@dataclass
+class LateExecutor(RecordingExecutor):
+    """The first request for a mark isn't answered, and carried out when the opposite has been written twice."""
+
+    waiting: JobId | None = None
+    records: list[bool] = field(default_factory=list)
+    """Of that job, as they were written."""
+
+    async def mark(self, job: JobId, *, used: bool, timeout: int) -> None:
+        if self.waiting is None:
+            self.waiting = job
+            raise ExecutorUnreachable("no answer in time")
+        await super().mark(job, used=used, timeout=timeout)
+        if job == self.waiting:
+            self.records += [used, True] if self.records == [False] else [used]
+
+
+async def test_a_mark_that_is_written_late_is_put_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(carrier, "MARK_SURE_AFTER", 0.05)
+    executor = LateExecutor()
+    async with open_rig(tmp_path, executor) as rig:
+        await rig.put(1)
+        runner: Runner = await rig.shell.claims.claim(ONE, timeout=60)
+        await until(lambda: executor.waiting is not None)
+        executor.held = True
+        await rig.put(2)  # so that the moved runner isn't surplus
+        executor.move(runner.job)
+        await until(lambda: executor.records[:4] == [False, False, True, False])
 
 
 @pytest.mark.parametrize(
