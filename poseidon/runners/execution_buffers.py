@@ -13,8 +13,8 @@ OUTPUT_MOST = 256 * 1024
 """Bytes of output that wait for the client before the command has to."""
 INPUT_MOST = 1024 * 1024
 """Bytes of input that wait for the command before the client has to: also control behind a flood shall get through."""
-PIECE = 16 * 1024
-"""Most bytes given to the client at once: small messages, and a stalled one costs little."""
+PIECE = 32 * 1024
+"""Most bytes given to the client at once: small messages, and a stalled one costs little. Half a full pipe."""
 LAST_MOST = 1024 * 1024
 """Bytes taken in without regard to the client when the command is over: more than pipes can hold."""
 

@@ -101,7 +101,7 @@ async def test_what_is_no_character_becomes_a_replacement_and_nul_passes(service
 async def test_messages_are_small(service: Service, runner: str) -> None:
     ended = await service.run(runner, "head -c 300000 /dev/zero | tr '\\0' x")
     assert len(ended.text()) == 300_000
-    assert max(len(message.get("data", "")) for message in ended.messages[1:-1]) <= 16 * 1024
+    assert max(len(message.get("data", "")) for message in ended.messages[1:-1]) <= 32 * 1024
 
 
 async def test_a_client_that_answers_no_ping_is_served_to_the_end(tmp_path: Path) -> None:

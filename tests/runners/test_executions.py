@@ -181,7 +181,7 @@ async def test_the_first_outcome_counts(bench: Bench) -> None:
 
 async def test_output_comes_out_in_order_in_joined_but_small_pieces() -> None:
     buffer = OutputBuffer()
-    chunks = [(Stream.STDOUT, b"a"), (Stream.STDOUT, b"b"), (Stream.STDERR, b"c"), (Stream.STDOUT, b"d" * 40_000)]
+    chunks = [(Stream.STDOUT, b"a"), (Stream.STDOUT, b"b"), (Stream.STDERR, b"c"), (Stream.STDOUT, b"d" * 80_000)]
     for chunk in chunks:
         buffer.add(*chunk)
     buffer.end()
@@ -189,8 +189,8 @@ async def test_output_comes_out_in_order_in_joined_but_small_pieces() -> None:
     while piece := await buffer.take():
         pieces.append(piece)
     assert pieces[:2] == [(Stream.STDOUT, b"ab"), (Stream.STDERR, b"c")]
-    assert [len(data) for _, data in pieces[2:]] == [PIECE, PIECE, 40_000 - 2 * PIECE]
-    assert buffer.received == {Stream.STDOUT: 40_002, Stream.STDERR: 1}
+    assert [len(data) for _, data in pieces[2:]] == [PIECE, PIECE, 80_000 - 2 * PIECE]
+    assert buffer.received == {Stream.STDOUT: 80_002, Stream.STDERR: 1}
     assert buffer.size == 0
 
 
