@@ -16,6 +16,7 @@ from sqlalchemy import Connection
 from poseidon.core.events import Decision, EndExecutions, Event, Listed, LookedUp, PoolChanged
 from poseidon.core.fleet import Fleet
 from poseidon.core.model import Changes, EnvironmentId, Job, JobId, Phase, Reason, Runner, RunnerId
+from poseidon.errors import ExecutorUnreachable
 from poseidon.executors.base import Batch, Executor, JobsListed, ListsJobs
 from poseidon.runners.clock import Clock
 from poseidon.runners.recognition import Recognition
@@ -99,7 +100,11 @@ class Dispatcher:
     async def _list_is_older(self) -> bool:
         asked = self.fleet.ask(self.clock.now())
         listing = await self.executor.snapshot()
-        self.recognition.check(listing, asked)
+        try:
+            self.recognition.check(listing, asked)
+        except ExecutorUnreachable:
+            self.compare_soon()  # whoever has asked: the stream's news wait from now on
+            raise
         self.handle(Listed(listing, asked))
         for batch in self.recognition.release():
             self.apply(batch)
@@ -109,6 +114,9 @@ class Dispatcher:
     async def compare(self) -> None:
         """Compare what is there with what is known, as cheaply as the executor can. Raises ExecutorUnreachable."""
         if not isinstance(self.executor, ListsJobs):
+            await self.list_all()
+            return
+        if not self.recognition.sure:
             await self.list_all()
             return
         asked = self.fleet.ask(self.clock.now())

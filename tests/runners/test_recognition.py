@@ -1,15 +1,15 @@
 """Until it is sure that the executor is the one that we know, its news wait and nothing is asked of it."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 import trio
 import trio.testing
 
-from poseidon.core.model import JobGone, JobId, Listing
+from poseidon.core.model import ClientStatus, JobGone, JobId, Listing
 from poseidon.errors import ExecutorUnreachable
-from poseidon.executors.base import HasAnAddress
+from poseidon.executors.base import HasAnAddress, JobsListed
 from poseidon.executors.trust import Trust
 from poseidon.runners import recognition
 from tests.fakes.scripted import ScriptedExecutor
@@ -37,6 +37,15 @@ class DistantExecutor(ScriptedExecutor):
     async def stop(self, job: JobId) -> int:
         await self.trust.needed()
         return await super().stop(job)
+
+
+class ListingExecutor(DistantExecutor):
+    """One that is compared by its jobs alone."""
+
+    async def list_jobs(self) -> JobsListed:
+        listing = await self.snapshot()
+        running = frozenset(each.job for each in listing.allocations if each.client is ClientStatus.RUNNING)
+        return JobsListed(replace(listing, allocations=(), allocations_index=0, jobs_only=True), running)
 
 
 async def test_news_that_come_before_the_first_listing_wait_for_it_and_none_is_lost(tmp_path: Path) -> None:
@@ -104,6 +113,29 @@ async def test_the_end_of_a_job_that_was_never_placed_makes_nobody_a_stranger(tm
         executor.hand_on.set()
         await until(lambda: dispatcher.listed or dispatcher.trouble is not None)
         assert dispatcher.trouble is None
+
+
+async def test_a_strangers_listing_that_others_asked_for_does_not_hold_up_the_stream(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executor = ListingExecutor(list_interval=1000)
+
+    async def strange() -> Listing:
+        return Listing((), (), 9, 9)
+
+    async with open_rig(tmp_path, executor) as rig:
+        dispatcher = rig.shell.dispatchers["local"]
+        await until(lambda: dispatcher.reachable)
+        await rig.put(1)
+        await rig.full(1)
+        runner = await rig.shell.claims.claim(ONE, timeout=0)
+        with monkeypatch.context() as patch:
+            patch.setattr(executor, "snapshot", strange)
+            with pytest.raises(ExecutorUnreachable):
+                await dispatcher.list_all()
+        executor.die(runner.job)
+        await until(lambda: rig.fleet.runner(runner.id) is None)
+        await until(lambda: dispatcher.recognition.sure)
 
 
 async def test_news_without_end_before_the_first_listing_break_the_stream_off(
