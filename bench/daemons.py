@@ -54,6 +54,7 @@ class Daemon:
         }
         environ |= {"POSEIDON_STORE_PATH": str(self.folder / "poseidon.db"), "POSEIDON_SERVER_PORT": str(self.port)}
         environ |= {"POSEIDON_LOCAL_MAXRUNNERS": "200", "POSEIDON_SERVER_CLAIMWAIT": "60", "PYTHONPATH": str(TOP)}
+        environ |= {"POSEIDON_SERVER_MAXEXECUTIONSPERRUNNER": "1000"}  # one runner is given all that are measured
         with (self.folder / "log").open("ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, *self.program, *arguments],
