@@ -4,7 +4,6 @@ config → logging → store (lock, migrations) → executors → the shell's st
 deadlines, housekeeping, watchdog. Runners stay when it ends; the next start takes them over.
 """
 
-import errno
 import os
 import resource
 import signal
@@ -14,45 +13,33 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from ipaddress import ip_network
 
 import structlog
 import trio
 
-from poseidon import __version__
 from poseidon.api.app import create_app
 from poseidon.api.auth import Keyring
-from poseidon.api.pace import Pace
-from poseidon.api.parts import ApiSettings, Parts
+from poseidon.api.parts import Parts
 from poseidon.api.server import ServerLimits, serve
-from poseidon.api.surroundings import Surroundings
 from poseidon.api.tls import open_tls
-from poseidon.config import Config, load_config
-from poseidon.config import NomadSettings as NomadConfig
-from poseidon.config import ServerSettings as ServerConfig
-from poseidon.config_access import UNIX
-from poseidon.core.model import Environment, EnvironmentId, Reason
+from poseidon.config import Config
+from poseidon.core.model import Reason
 from poseidon.errors import BadRequest, ConfigError, PoseidonError
-from poseidon.executors.base import Executor, HasCredentials
-from poseidon.executors.local.executor import open_local
-from poseidon.executors.local.ledger import SandboxRecord
-from poseidon.executors.local.settings import LocalSettings
-from poseidon.executors.nomad.settings import NomadSettings
+from poseidon.executors.base import HasCredentials
+from poseidon.opening import api_settings, environments_of, listen, open_executors
 from poseidon.reloading import Reloading, keys_of
 from poseidon.runners.assembly import Shell, open_shell
 from poseidon.runners.executions import Caps, Executions, open_executions
 from poseidon.runners.files import Files
 from poseidon.runners.overview import Overview
-from poseidon.store.ledger import StoreLedger
 from poseidon.store.retention import Ages, keep_house
-from poseidon.store.store import Store, open_store
+from poseidon.store.store import open_store
 from poseidon.supervisor import open_supervisor
 from poseidon.telemetry.logging import setup_logging
 from poseidon.telemetry.systemd import Notifier, feed_watchdog, take_sockets
 
 log = structlog.get_logger(__name__)
 
-BACKLOG = 1024
 DESCRIPTORS = 65536
 LAST_ANSWERS = 5.0
 """Seconds that requests under way have at the end, when the executions are over."""
@@ -139,24 +126,6 @@ async def run(config: Config, *, stop_runners: bool) -> None:
 def on_terminal() -> bool:
     """Whether a person has started us, and has us under their eyes."""
     return os.isatty(0)
-
-
-async def open_executors(config: Config, store: Store, stack: AsyncExitStack) -> list[Executor]:
-    """Those that are enabled. Raises ConfigError if none is, or if one can't keep what it must promise."""
-    executors: list[Executor] = []
-    if config.nomad.url:
-        from poseidon.executors.nomad.executor import open_nomad  # only who has a cluster pays for importing it
-
-        executors.append(
-            await stack.enter_async_context(open_nomad(nomad_settings(config.nomad), partial(read_token, config)))
-        )
-    if config.uses_local:
-        settings = LocalSettings(**config.local.model_dump(exclude={"enabled"}))
-        ledger = StoreLedger(store, SandboxRecord)
-        executors.append(await stack.enter_async_context(open_local(settings, config.state, ledger)))
-    if not executors:
-        raise ConfigError("no executor is enabled: set local.enabled or nomad.address")
-    return executors
 
 
 @dataclass(slots=True)
@@ -247,87 +216,6 @@ class Daemon:
         while True:
             await trio.sleep(STATUS_INTERVAL)
             await self.notifier.status(self.overview.line())
-
-
-def api_settings(config: ServerConfig, keyring: Keyring, executor: str) -> ApiSettings:
-    """As the API wants them."""
-    surroundings = Surroundings(
-        config.base_url,
-        tuple(ip_network(each) for each in config.trusted_proxies if each != UNIX),
-        UNIX in config.trusted_proxies,
-        config.allowed_origins,
-    )
-    pace = Pace(config.limits.starts_per_second, config.limits.starts_at_once)
-    return ApiSettings(keyring, __version__, executor, surroundings, pace)
-
-
-def read_token(config: Config) -> str:
-    """The cluster's token, as the configuration or its file says by now. Raises ConfigError."""
-    fresh = load_config(config.origin, os.environ)
-    if fresh.nomad.token != config.nomad.token:
-        setup_logging(fresh.logging.level, fresh.logging.format, secrets=config.secrets() + fresh.secrets())
-    return fresh.nomad.token
-
-
-def nomad_settings(wanted: NomadConfig) -> NomadSettings:
-    """As the executor wants them."""
-    return NomadSettings(
-        address=wanted.url,
-        token=wanted.token,
-        namespace=wanted.namespace,
-        region=wanted.region,
-        tls_ca_file=wanted.tls.ca_file,
-        tls_cert_file=wanted.tls.cert_file,
-        tls_key_file=wanted.tls.key_file,
-        template_job_file=wanted.template_job_file,
-        disable_force_pull=wanted.disable_force_pull,
-        network_mode=wanted.network.mode,
-        mark_used=wanted.mark_used,
-        set_user=wanted.set_user,
-        direct_exec=wanted.direct_exec,
-        start_timeout=wanted.start_timeout,
-        list_interval=wanted.list_interval,
-        exec_connections=wanted.exec_connections,
-    )
-
-
-def environments_of(config: Config, executor: str) -> list[Environment]:
-    """Those of the configuration."""
-    return [
-        Environment(
-            EnvironmentId(number),
-            wanted.image,
-            wanted.pool_size,
-            wanted.cpu_limit,
-            wanted.memory_limit,
-            wanted.network_access,
-            wanted.exposed_ports,
-            wanted.executor or executor,
-        )
-        for number, wanted in config.environments.items()
-    ]
-
-
-def listen(address: str, port: int) -> list[socket.socket]:
-    """Sockets that listen there. Raises ConfigError."""
-    try:
-        found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except OSError as error:
-        raise ConfigError(f"server.address {address!r}: {error.strerror}") from error
-    sockets = []
-    for family, kind, protocol, _, where in found[:1]:
-        bound = socket.socket(family, kind, protocol)
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            bound.bind(where)
-            bound.listen(BACKLOG)
-        except OSError as error:
-            bound.close()
-            hint = " (is Poseidon running already? server.port sets another)" if error.errno == errno.EADDRINUSE else ""
-            raise ConfigError(f"can't listen on {address} port {port}: {error.strerror}{hint}") from error
-        bound.setblocking(False)
-        sockets.append(bound)
-    return sockets
 
 
 def _name(bound: socket.socket) -> str:

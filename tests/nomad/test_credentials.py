@@ -14,11 +14,11 @@ import trio
 
 from poseidon.config import load_config
 from poseidon.core.command import Command
-from poseidon.daemon import nomad_settings, read_token
 from poseidon.errors import ConfigError, ExecutorUnreachable
 from poseidon.executors.nomad.client import JSON, REGISTERED, Client, open_client
 from poseidon.executors.nomad.executor import open_nomad
 from poseidon.executors.nomad.settings import NomadSettings
+from poseidon.opening import nomad_settings, read_token
 from tests.certificates import Authority
 from tests.fakes.nomad import open_nomad_fake
 from tests.logs import undone
