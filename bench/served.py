@@ -4,7 +4,7 @@ import sys
 from contextlib import AsyncExitStack
 
 from bench.instant import open_instant
-from poseidon import daemon
+from poseidon import opening
 from poseidon.cli.main import main
 from poseidon.config import Config
 from poseidon.executors.base import Executor
@@ -17,5 +17,5 @@ async def open_executors(config: Config, store: Store, stack: AsyncExitStack) ->
 
 
 if __name__ == "__main__":
-    daemon.open_executors = open_executors
+    opening.open_executors = open_executors
     sys.exit(main(["serve", *sys.argv[1:]]))

@@ -17,6 +17,7 @@ from functools import partial
 import structlog
 import trio
 
+from poseidon import opening
 from poseidon.api.app import create_app
 from poseidon.api.auth import Keyring
 from poseidon.api.parts import Parts
@@ -26,7 +27,7 @@ from poseidon.config import Config
 from poseidon.core.model import Reason
 from poseidon.errors import BadRequest, ConfigError, PoseidonError
 from poseidon.executors.base import HasCredentials
-from poseidon.opening import api_settings, environments_of, listen, open_executors
+from poseidon.opening import api_settings, environments_of, listen
 from poseidon.reloading import Reloading, keys_of
 from poseidon.runners.assembly import Shell, open_shell
 from poseidon.runners.executions import Caps, Executions, open_executions
@@ -103,7 +104,7 @@ async def run(config: Config, *, stop_runners: bool) -> None:
         store = await stack.enter_async_context(open_store(config.database, synchronous=config.store.synchronous))
         signals.start_soon(store.raise_failure)
         sockets = take_sockets(os.environ) or listen(config.server.address, config.server.port)
-        executors = await open_executors(config, store, stack)
+        executors = await opening.open_executors(config, store, stack)
         supervisor = await stack.enter_async_context(open_supervisor())
         shell = await open_shell(executors, store, supervisor, claim_wait=config.server.claim_wait)
         executions = await stack.enter_async_context(
