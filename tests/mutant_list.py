@@ -339,6 +339,11 @@ MUTANTS = (
         "an allocation of ours isn't recognised",
         ("or any(self._knows(allocation) for", "or any(False for"),
     ),
+    _strange(
+        "newer-and-expected",
+        "a job must be in a listing that was asked for before it",
+        ("and (known is None or entry.job.version <= known)", ""),
+    ),
     _strange("anything-recognised", "another cluster is believed", ("or not self.expected(known)", "or True")),
 )
 
@@ -348,6 +353,7 @@ UNRECORDED = {
     "forgotten-and-expected": ONE_CLUSTER,
     "stopped-and-expected": ONE_CLUSTER,
     "only-jobs-recognised": ONE_CLUSTER,
+    "newer-and-expected": ONE_CLUSTER,
     "anything-recognised": ONE_CLUSTER,
     "back-unnoticed-when-empty": "nothing of an empty fleet is in a recording",
     "removal-resets": "no stranger's purge lies above all lists of a recording",
