@@ -153,16 +153,12 @@ class HttpProtocol(H11Protocol):
 
     async def _create_stream(self, request: h11.Request) -> None:
         target = _origin_form(request.target)
-        if target is None or not request.http_version.startswith(b"1."):
-            await self._send_error_response(400 if target is None else 505, bare=request.method == b"HEAD")
+        refused = _objection(request, self.config.h11_max_incomplete_size) if target else 400
+        if target is None or refused is not None:
+            await self._send_error_response(refused or 400, bare=request.method == b"HEAD")
             await self.send(Closed())
             return
         headers = list(request.headers)
-        if sum(len(name) + len(value) for name, value in headers) + len(target) > self.config.h11_max_incomplete_size:
-            # h11 only looks at what is incomplete, and a head may arrive in one piece.
-            await self._send_error_response(431, bare=request.method == b"HEAD")
-            await self.send(Closed())
-            return
         wants_websocket = request.method == b"GET" and _wants_websocket(headers)
         self.stream = self._last = (WebSocket if wants_websocket else HttpExchange)(
             self.app,
@@ -198,6 +194,17 @@ def refusal(status: int) -> tuple[list[tuple[bytes, bytes]], bytes]:
     body = msgspec.json.encode(said if status < 500 or status in REFUSALS else {**said, "errorCode": "UNKNOWN"})
     length = (b"content-length", b"%d" % len(body))
     return [(b"content-type", b"application/json"), length, (b"connection", b"close")], body
+
+
+def _objection(request: h11.Request, most: int) -> int | None:
+    """The status that refuses a request which h11 takes. *most*: bytes of the head."""
+    if not request.http_version.startswith(b"1."):
+        return 505
+    if {b"content-length", b"transfer-encoding"} <= {name for name, _ in request.headers}:
+        return 400  # a proxy before us may go by the other one, and take what is left for somebody's next request
+    if len(request.target) + sum(len(name) + len(value) for name, value in request.headers) > most:
+        return 431  # h11 looks at what is incomplete, and a head may arrive in one piece
+    return None
 
 
 def _origin_form(target: bytes) -> bytes | None:

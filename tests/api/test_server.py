@@ -367,6 +367,10 @@ NONSENSE = {
     "http/3": (b"GET / HTTP/3.0\r\nHost: x\r\n\r\n", 505),
     "bad length": (b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n", 400),
     "two lengths": (b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n", 400),
+    "length and coding": (
+        b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        400,
+    ),
     "unknown coding": (b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: zip\r\n\r\n", 501),
     "bad chunk": (b"POST /length HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", 400),
     "header too large": (b"GET / HTTP/1.1\r\nHost: x\r\nA: " + b"a" * 40_000, 431),
