@@ -17,6 +17,8 @@ HOME = "./"
 SPECIAL = re.compile(r"[*?\[\\]")
 """What means something in a pattern of `find`."""
 ESCAPED = re.compile(rb"\\([0-7]{3}|.)", re.DOTALL)
+QUOTED = re.compile(rb'(?:[^"\\]|\\.)*', re.DOTALL)
+"""Up to a quotation mark that isn't escaped."""
 LETTERS = {b"a": b"\a", b"b": b"\b", b"f": b"\f", b"n": b"\n", b"r": b"\r", b"t": b"\t", b"v": b"\v"}
 
 
@@ -122,9 +124,17 @@ def _line(line: bytes, prefix: str) -> Entry | None:
     if groups and groups[-1].endswith(b","):  # a device has two numbers instead
         size = b"0"
         del groups[-1]
-    name, _, target = names.removesuffix(b'"').partition(b'" -> "')
+    name, target = _names(names)
     group = b" ".join(groups)
     return _entry((mode[:10], size, owner, group, modified), prefix + _unquoted(name), _bytes(target))
+
+
+def _names(quoted: bytes) -> tuple[bytes, bytes]:
+    """A name and what it links to, both still escaped; their own quotation marks are, so that the first plain one ends
+    the name."""
+    name = QUOTED.match(quoted)
+    end = len(quoted) if name is None else name.end()
+    return quoted[:end], quoted[end:].removeprefix(b'" -> "').removesuffix(b'"')
 
 
 def _unquoted(name: bytes) -> str:

@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 from typing import TypeAlias
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from poseidon.core.listing import (
@@ -88,6 +88,7 @@ def told(words: tuple[str, ...], folder: str) -> bytes:
     return subprocess.run(words, cwd=folder, env=environment, capture_output=True, check=True).stdout
 
 
+@example({b'" -> ': b"/dev/null", b'x" -> "y': b'a" -> "b', b"\\": b"\\\\"})
 @settings(deadline=None, max_examples=40)
 @given(trees)
 def test_any_tree_is_told_byte_for_byte(tree: Tree) -> None:

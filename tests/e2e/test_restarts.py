@@ -1,5 +1,6 @@
 """Restarts and crashes of a real daemon lose nothing that was answered."""
 
+import os
 import signal
 import sqlite3
 from pathlib import Path
@@ -151,4 +152,9 @@ async def _no_stray_sandboxes(client: Client, folder: Path) -> None:
 def _groups(instance: str) -> list[Path]:
     """The files that list the processes of each sandbox of this store, in whichever hierarchy counts processes."""
     roots = [Path("/sys/fs/cgroup/pids"), Path("/sys/fs/cgroup")]
-    return [group for root in roots for group in root.glob(f"**/poseidon-{instance}/*/cgroup.procs")]
+    return [
+        Path(folder, "cgroup.procs")
+        for root in roots
+        for folder, _, files in os.walk(root)  # others' groups may go meanwhile
+        if Path(folder).parent.name == f"poseidon-{instance}" and "cgroup.procs" in files
+    ]

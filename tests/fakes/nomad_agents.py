@@ -189,7 +189,7 @@ class Agent:
 
     async def _await_previous(self, run: Run) -> None:
         """The new task is held back until the previous allocation is over, on another node as well."""
-        previous = self.store.allocations[run.id].get("PreviousAllocation", "")
+        previous = self.store.allocations.get(run.id, {}).get("PreviousAllocation", "")  # it may be collected already
 
         def over() -> bool:
             row = self.store.allocations.get(previous)
