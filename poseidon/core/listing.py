@@ -133,8 +133,8 @@ def _names(quoted: bytes) -> tuple[bytes, bytes]:
     """A name and what it links to, both still escaped; their own quotation marks are, so that the first plain one ends
     the name."""
     name = QUOTED.match(quoted)
-    end = len(quoted) if name is None else name.end()
-    return quoted[:end], quoted[end:].removeprefix(b'" -> "').removesuffix(b'"')
+    assert name is not None  # it may be empty
+    return name[0], quoted[name.end() :].removeprefix(b'" -> "').removesuffix(b'"')
 
 
 def _unquoted(name: bytes) -> str:
