@@ -4,7 +4,7 @@ Of a cluster of our own, or with `NOMAD_NAMESPACE` of an empty namespace: whatev
 `NOMAD_TOKEN` is used if it is set. Runners are processes of the node by the driver raw_exec, or with
 `POSEIDON_TEST_IMAGE` Docker containers of that image, which the nodes must have already, as nothing is pulled.
 `POSEIDON_TEST_DRAIN=1` allows to drain nodes, for a moment; `POSEIDON_TEST_NETWORK=1` says that they have bridges for
-containers, whose ports are reachable from here; `POSEIDON_TEST_RESTART` is a shell command that kills an agent and
+containers, whose ports are reachable from here; `POSEIDON_TEST_RESTART` is a command that kills an agent and
 starts it again (with the driver raw_exec and version 1 of cgroups that may leave frozen processes behind).
 """
 

@@ -1,6 +1,7 @@
 """Twenty clients on a real cluster while a node is drained or an agent restarts. (real.py tells how to run these.)"""
 
 import os
+import shlex
 import subprocess
 from collections import Counter
 from dataclasses import dataclass, field
@@ -142,4 +143,4 @@ async def test_an_agent_that_restarts_under_load_shares_and_loses_no_runner(tmp_
 
 
 def restart() -> None:
-    subprocess.run(RESTART, shell=True, check=True, timeout=SOON, stdin=subprocess.DEVNULL)
+    subprocess.run(shlex.split(RESTART), check=True, timeout=SOON, stdin=subprocess.DEVNULL)
