@@ -20,23 +20,6 @@ from poseidon.runners.files_archive import File, archived, cleaned
 from tests.api.service import Service, open_service, until
 
 
-@pytest.fixture
-async def service(tmp_path: Path) -> AsyncIterator[Service]:
-    async with open_service(tmp_path) as opened:
-        await opened.put(1)
-        yield opened
-
-
-@pytest.fixture
-async def runner(service: Service) -> str:
-    return await service.claim()
-
-
-@pytest.fixture
-async def workspace(service: Service, runner: str) -> Path:
-    return service.workspace(runner)
-
-
 def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 

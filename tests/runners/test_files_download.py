@@ -1,7 +1,6 @@
 """Downloads bring exactly what was announced, byte for byte, or are seen to be incomplete."""
 
 import os
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
@@ -10,30 +9,13 @@ import trio
 
 from poseidon.api.files import disposition
 from poseidon.runners import files_download
-from tests.api.service import Service, open_service, until
+from tests.api.service import Service, until
 from tests.runners.test_files import forget_peak, peak
 
 LARGE = 8 * 1024 * 1024
 HUGE = 32 * 1024 * 1024 + 5
 """More than the kernel keeps between client and server."""
 CUT = r"incomplete|closed"
-
-
-@pytest.fixture
-async def service(tmp_path: Path) -> AsyncIterator[Service]:
-    async with open_service(tmp_path) as opened:
-        await opened.put(1)
-        yield opened
-
-
-@pytest.fixture
-async def runner(service: Service) -> str:
-    return await service.claim()
-
-
-@pytest.fixture
-async def workspace(service: Service, runner: str) -> Path:
-    return service.workspace(runner)
 
 
 async def fetched(service: Service, runner: str, path: str) -> httpx.Response:

@@ -1,7 +1,6 @@
 """Listings tell every name that a file system can hold, and are complete or refused."""
 
 import os
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import trio
 from poseidon.core import listing
 from poseidon.errors import ConnectionLost
 from poseidon.runners import files, files_listing
-from tests.api.service import Service, open_service, until
+from tests.api.service import Service, until
 
 HARD = (
     "a b",
@@ -31,23 +30,6 @@ HARD = (
     "$(id)",
 )
 ATTRIBUTES = {"name", "entryType", "size", "modificationTime", "permissions", "owner", "group"}
-
-
-@pytest.fixture
-async def service(tmp_path: Path) -> AsyncIterator[Service]:
-    async with open_service(tmp_path) as opened:
-        await opened.put(1)
-        yield opened
-
-
-@pytest.fixture
-async def runner(service: Service) -> str:
-    return await service.claim()
-
-
-@pytest.fixture
-async def workspace(service: Service, runner: str) -> Path:
-    return service.workspace(runner)
 
 
 @pytest.fixture(params=["find", "ls"])
